@@ -1,0 +1,46 @@
+"""What routing may know of a body: the routing view, made once by a prepare worker and never changed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+
+NEEDS_TEXT: Final = 1
+NEEDS_TOKENS: Final = 2
+"""What a prepare job must produce beside the parse: the ``needs`` bits of a job descriptor."""
+
+
+class StageTimes(NamedTuple):
+    """Nanoseconds that a prepare job spent in each stage; 0 for a stage that did not run."""
+
+    json_parse: int = 0
+    template: int = 0
+    encode: int = 0
+    view: int = 0
+
+
+NO_STAGES = StageTimes()
+
+
+@dataclass(slots=True)
+class RoutingView:
+    """The facts of one body that placement uses.
+
+    ``model``: empty if the body names none. ``batch_size``: at most 2³²−1. ``token_ids``: the first ids
+    of the prompt packed as u32 little-endian, empty when not asked for or when the prompt is empty.
+    ``prefix_key``: xxh3_64 of ``token_ids``, 0 without them; ``key_position``: its place on the hash
+    ring. ``text_bytes``: UTF-8 length of the routing text up to 524288, 0 when text was not asked for.
+    """
+
+    model: str
+    wants_stream: bool = False
+    batch_size: int = 1
+    wants_logprobs: bool = False
+    has_state: bool = False
+    creates_state: bool = False
+    token_ids: bytes = b""
+    prefix_key: int = 0
+    key_position: int = 0
+    text_bytes: int = 0
+    stage_ns: StageTimes = NO_STAGES

@@ -1,0 +1,145 @@
+"""A job's result as bytes in the view area of its slot: a routing view or a refusal.
+
+    0        4      5       6      8        12       16        20           24
+    ┌────────┬──────┬───────┬──────┬────────┬────────┬─────────┬────────────┐
+    │ check  │ kind │ flags │  0   │ length │ name   │ tail    │ batch_size │
+    │ u32    │ u8   │ u8    │ u16  │ u32    │ u32    │ u32     │ u32        │
+    ├────────┴──────┴───────┴──────┴────────┴────────┴─────────┴────────────┤ 24
+    │ prefix_key u64 │ key_position u64 │ text_bytes u64                      │
+    ├───────────────────────────────────────────────────────────────────────┤ 48
+    │ json_parse u64 │ template u64 │ encode u64 │ view u64      nanoseconds  │
+    ├───────────────────────────────────────────────────────────────────────┤ 80
+    │ name bytes: model, or error code │ tail bytes: token ids, or message   │
+    └───────────────────────────────────────────────────────────────────────┘
+
+Everything is little-endian. ``length`` is the whole record. Token ids stay packed: an I/O process
+hands them on and never walks them.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Final
+
+from meshd.api.view import NO_STAGES, RoutingView, StageTimes
+from meshd.errors import CODES, MeshError
+
+_CHECK: Final = 0x4D565731  # "MVW1": magic and version of this layout in one word
+_VIEW: Final = 1
+_REFUSAL: Final = 2
+_STREAM: Final = 1
+_LOGPROBS: Final = 2
+_HAS_STATE: Final = 4
+_CREATES_STATE: Final = 8
+_ALL_FLAGS: Final = 15
+_U32_MAX: Final = 0xFFFF_FFFF
+
+_HEAD: Final = struct.Struct("<IBBHIIIIQQQQQQQ")
+HEAD_BYTES: Final = _HEAD.size
+
+
+class ViewTooLarge(Exception):
+    """The view does not fit its area; the job answers with a refusal, which always fits."""
+
+
+class CodecFault(Exception):
+    """The bytes are no result of a prepare job: a fault of the shared layout, not of a request."""
+
+
+def encode_view(view: RoutingView, out: memoryview) -> int:
+    """Write ``view`` at the start of ``out`` and return the bytes written.
+
+    Raises ``ViewTooLarge`` and leaves ``out`` as it was if the view does not fit.
+    """
+    model = view.model.encode()
+    token_ids = view.token_ids
+    names_end = HEAD_BYTES + len(model)
+    length = names_end + len(token_ids)
+    if length > len(out):
+        raise ViewTooLarge(f"a view of {length} bytes does not fit {len(out)}")
+    flags = (
+        (_STREAM if view.wants_stream else 0)
+        | (_LOGPROBS if view.wants_logprobs else 0)
+        | (_HAS_STATE if view.has_state else 0)
+        | (_CREATES_STATE if view.creates_state else 0)
+    )
+    _HEAD.pack_into(
+        out,
+        0,
+        _CHECK,
+        _VIEW,
+        flags,
+        0,
+        length,
+        len(model),
+        len(token_ids),
+        min(view.batch_size, _U32_MAX),
+        view.prefix_key,
+        view.key_position,
+        view.text_bytes,
+        *view.stage_ns,
+    )
+    out[HEAD_BYTES:names_end] = model
+    if token_ids:
+        out[names_end:length] = token_ids
+    return length
+
+
+def encode_refusal(code: str, message: str, out: memoryview, stages: StageTimes = NO_STAGES) -> int:
+    """Write a refusal at the start of ``out`` and return the bytes written; a long message is cut."""
+    name = code.encode()
+    names_end = HEAD_BYTES + len(name)
+    text = message.encode(errors="replace")[: len(out) - names_end]
+    length = names_end + len(text)
+    _HEAD.pack_into(out, 0, _CHECK, _REFUSAL, 0, 0, length, len(name), len(text), 0, 0, 0, 0, *stages)
+    out[HEAD_BYTES:names_end] = name
+    out[names_end:length] = text
+    return length
+
+
+def decode_result(data: memoryview) -> RoutingView | MeshError:
+    """Return the result that ``data``, exactly one record, holds; nothing returned points into ``data``.
+
+    Raises ``CodecFault`` for anything that the encoders above do not write.
+    """
+    try:
+        (
+            check,
+            kind,
+            flags,
+            zero,
+            length,
+            name_bytes,
+            tail_bytes,
+            batch_size,
+            prefix_key,
+            key_position,
+            text_bytes,
+            *stages,
+        ) = _HEAD.unpack_from(data)
+    except struct.error as error:
+        raise CodecFault(f"a result of {len(data)} bytes is shorter than its head") from error
+    names_end = HEAD_BYTES + name_bytes
+    if check != _CHECK or zero or length != len(data) or names_end + tail_bytes != length:
+        raise CodecFault(f"the head of a result of {len(data)} bytes is not one of this layout")
+    try:
+        name = str(data[HEAD_BYTES:names_end], "utf-8")
+    except UnicodeDecodeError as error:
+        raise CodecFault("the name in a result is not UTF-8") from error
+    if kind == _VIEW and flags <= _ALL_FLAGS and tail_bytes % 4 == 0:
+        return RoutingView(
+            name,
+            flags & _STREAM != 0,
+            batch_size,
+            flags & _LOGPROBS != 0,
+            flags & _HAS_STATE != 0,
+            flags & _CREATES_STATE != 0,
+            bytes(data[names_end:length]) if tail_bytes else b"",
+            prefix_key,
+            key_position,
+            text_bytes,
+            StageTimes._make(stages),
+        )
+    if kind == _REFUSAL and name in CODES:
+        return MeshError(name, str(data[names_end:length], "utf-8", "ignore"))
+    raise CodecFault(f"a result of kind {kind} is not one of this layout")
