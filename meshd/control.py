@@ -26,7 +26,7 @@ Layout of the board (bytes; every word is an aligned u64 with one writer)::
 
 "Who reaps the seat" is the supervisor, and for PREPARE seats the leader that forked the worker; when that
 leader is dead the supervisor inherits and reaps its orphans. The reaper also writes ``state`` while no
-process lives in the seat (STARTING, GONE). Stores of whole words in program order are what x86-64 keeps for readers.
+process lives in the seat (STARTING, GONE). Readers rely on x86-64 keeping stores in program order.
 """
 
 from __future__ import annotations
@@ -41,7 +41,6 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from enum import IntEnum, StrEnum
-from itertools import pairwise
 from typing import Any, Final, overload
 
 from meshd.errors import StartupError
@@ -59,7 +58,7 @@ _CPUS_BYTES: Final = 64
 _MESSAGE_BYTES: Final = 65536  # SOCK_SEQPACKET: one message is one datagram
 _PR_SET_PDEATHSIG: Final = 1
 _PR_SET_NAME: Final = 15
-# The supervisor alone acts on these. Children start with them blocked, so that none dies before it ignores them.
+# The supervisor alone acts on these. Children start with them blocked: none may die before it ignores them.
 SUPERVISOR_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2)
 
 
@@ -128,7 +127,7 @@ class _Words:
 
 
 class BoardRow(_Words):
-    """One seat. Reading an attribute reads shared memory, setting it is one store. Writers: see the module."""
+    """One seat. Reading an attribute reads shared memory, setting it is one store; writers: see above."""
 
     __slots__ = ("_bytes", "seat")
 
@@ -279,19 +278,23 @@ class Topology:
 
     @classmethod
     def of(
-        cls, io_processes: int, prepare_workers: int, group_size: int = 4, backends: int = 0, **numbers: Any
+        cls,
+        io_processes: int,
+        prepare_workers: int,
+        groups: tuple[tuple[int, ...], ...] | None = None,
+        backends: int = 0,
+        **numbers: Any,
     ) -> Topology:
-        """Derive seats and evenly filled groups; ``numbers`` are further fields."""
-        groups = _fill_groups(prepare_workers, group_size)
+        """Derive the seats; ``groups`` defaults to one group of all; ``numbers`` are further fields."""
+        groups = (tuple(range(prepare_workers)),) if groups is None else groups
         io_seats, prepare_seats = 2 * io_processes, 2 * prepare_workers
-        rows = io_seats + prepare_seats + 2 * len(groups) + 2 + backends
         return cls(
             io_processes=io_processes,
             prepare_workers=prepare_workers,
             io_seats=io_seats,
             prepare_seats=prepare_seats,
             groups=groups,
-            metric_rows=rows,
+            metric_rows=io_seats + prepare_seats + 2 * len(groups) + 2 + backends,
             backends=backends,
             **numbers,
         )
@@ -319,13 +322,6 @@ class Topology:
     @property
     def board_seats(self) -> int:
         return self.board_controller + 2 + self.backends
-
-
-def _fill_groups(workers: int, group_size: int) -> tuple[tuple[int, ...], ...]:
-    """Spread seats 0…workers−1 over ceil(workers / group_size) groups whose sizes differ by at most one."""
-    count = max(1, -(-workers // group_size))
-    bounds = [workers * group // count for group in range(count + 1)]
-    return tuple(tuple(range(a, b)) for a, b in pairwise(bounds))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -468,7 +464,7 @@ def name_process(role: Role, index: int) -> None:
 
 
 def pin(cpus: Iterable[int]) -> None:
-    """Run on these CPUs alone; a set that the kernel refuses (a cpuset shrank) leaves the process unpinned."""
+    """Run on these CPUs alone; a set that the kernel refuses (a cpuset shrank) leaves it unpinned."""
     wanted = set(cpus)
     if wanted:
         with contextlib.suppress(OSError):
