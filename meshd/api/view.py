@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-
 NEEDS_TEXT: Final = 1
 NEEDS_TOKENS: Final = 2
 """What a prepare job must produce beside the parse: the ``needs`` bits of a job descriptor."""

@@ -1,0 +1,31 @@
+"""The key of a prompt's first token ids and its position on the hash ring; both sides must agree on it."""
+
+from __future__ import annotations
+
+import sys
+from array import array
+from collections.abc import Iterable
+from typing import Final
+
+from blake3 import blake3
+from xxhash import xxh3_64_intdigest
+
+TOKEN_ID_MAX: Final = 0xFFFF_FFFF
+
+
+def pack_token_ids(ids: Iterable[int]) -> bytes:
+    """Return ids as u32 little-endian; ``OverflowError`` for one outside 0…2³²−1."""
+    packed = array("I", ids)
+    if sys.byteorder != "little":
+        packed.byteswap()
+    return packed.tobytes()
+
+
+def prefix_key(token_ids: bytes) -> int:
+    """Return the key of packed ids, already cut to the prefix; 0 stands for no ids."""
+    return xxh3_64_intdigest(token_ids) if token_ids else 0
+
+
+def key_position(key: int) -> int:
+    """Return where a key lies on the hash ring: blake3 over its 16 lower-case hex digits."""
+    return int.from_bytes(blake3(b"%016x" % key).digest(length=8), "little")
