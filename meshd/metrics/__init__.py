@@ -1,0 +1,1 @@
+"""Counters in shared cells, and their Prometheus text."""

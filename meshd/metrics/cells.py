@@ -1,0 +1,202 @@
+"""Write metrics: one process's own row of shared cells.
+
+Handles (``Counter``, ``Gauge``, ``Histogram``) are resolved once and kept; using one is a few word stores
+without a lock or a system call. A row outlives its process: the next owner of the seat continues the
+counters and histograms, and starts with all gauges at 0.
+
+Not for threads: a row has one writer, the thread that runs its process's loop.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from typing import Final
+
+import orjson
+
+from meshd.errors import StartupError
+from meshd.memory import Segment
+from meshd.metrics import layout
+from meshd.metrics.family import OTHER, Catalog, Family, Kind, Label, Source
+from meshd.metrics.layout import segment_size
+
+__all__ = ["Counter", "FloatCounter", "Gauge", "Histogram", "MetricRow", "segment_size"]
+
+MAX_VALUE_BYTES: Final = 512
+ORDINARY_NAMES: Final = layout.NAMES_BYTES * 7 // 8
+"""The rest of the name table, like that of the cells, is kept for series with the value ``other``."""
+ORDINARY_CELLS: Final = layout.CELLS_END * 7 // 8
+
+
+class Counter:
+    __slots__ = ("_index", "_words")
+
+    def __init__(self, words: memoryview[int], index: int) -> None:
+        self._words = words
+        self._index = index
+
+    def inc(self, n: int = 1) -> None:
+        self._words[self._index] += n
+
+
+class FloatCounter:
+    """A counter of seconds, set to its new total."""
+
+    __slots__ = ("_floats", "_index")
+
+    def __init__(self, floats: memoryview[float], index: int) -> None:
+        self._floats = floats
+        self._index = index
+
+    @property
+    def total(self) -> float:
+        return float(self._floats[self._index])
+
+    def raise_to(self, total: float) -> None:
+        """Store ``total`` if it is larger: a counter never goes back."""
+        if total > self._floats[self._index]:
+            self._floats[self._index] = total
+
+
+class Gauge:
+    __slots__ = ("_floats", "_index")
+
+    def __init__(self, floats: memoryview[float], index: int) -> None:
+        self._floats = floats
+        self._index = index
+
+    def set(self, value: float) -> None:
+        self._floats[self._index] = value
+
+    def add(self, delta: float) -> None:
+        self._floats[self._index] += delta
+
+
+class Histogram:
+    __slots__ = ("_bounds", "_floats", "_index", "_sum", "_words")
+
+    def __init__(
+        self, words: memoryview[int], floats: memoryview[float], index: int, bounds: tuple[float, ...]
+    ) -> None:
+        self._words = words
+        self._floats = floats
+        self._index = index
+        self._bounds = bounds
+        self._sum = index + len(bounds) + 1
+
+    def observe(self, value: float) -> None:
+        self._words[self._index + bisect_left(self._bounds, value)] += 1
+        self._floats[self._sum] += value
+
+
+class MetricRow:
+    """The writing end of row ``row``. One process at a time may hold it, from start to exit.
+
+    Series with open labels get their cells when they are first asked for and keep them. Over the limit of
+    a label, or when the row is full, the open values become ``other``. Raises StartupError when the row
+    was laid out by another catalog.
+    """
+
+    def __init__(self, segment: Segment, row: int, catalog: Catalog) -> None:
+        start = layout.row_start(row)
+        mine = segment.bytes[start : start + layout.ROW_BYTES]
+        self._catalog = catalog
+        self._words = mine.cast("Q")
+        self._floats = mine.cast("d")
+        self._names = mine[layout.NAMES_OFFSET :]
+        preset = layout.PresetCells(catalog)
+        self._cells: dict[tuple[int, tuple[str, ...]], int] = dict(preset.first)
+        self._cells_end = preset.end
+        self._seen: dict[str, set[str]] = {}
+        self._take_over()
+
+    def counter(self, name: str, **labels: str) -> Counter:
+        return Counter(self._words, self._find(name, Kind.COUNTER, labels)[0])
+
+    def float_counter(self, name: str, **labels: str) -> FloatCounter:
+        return FloatCounter(self._floats, self._find(name, Kind.FLOAT_COUNTER, labels)[0])
+
+    def gauge(self, name: str, **labels: str) -> Gauge:
+        return Gauge(self._floats, self._find(name, Kind.GAUGE, labels)[0])
+
+    def histogram(self, name: str, **labels: str) -> Histogram:
+        cell, family = self._find(name, Kind.HISTOGRAM, labels)
+        return Histogram(self._words, self._floats, cell, family.buckets)
+
+    def __repr__(self) -> str:
+        return f"MetricRow({len(self._cells)} series, {self._words[layout.OWNERS]} owners)"
+
+    def _take_over(self) -> None:
+        found = self._words[layout.FINGERPRINT]
+        if found not in (0, self._catalog.fingerprint):
+            raise StartupError("the metric cells were made by another version of meshd; restart meshd whole")
+        end = self._words[layout.NAMES_END]
+        offset = 0
+        while offset < end:
+            number, key, cell, offset = layout.unpack_record(self._names, offset)
+            family = self._catalog.families[number]
+            values = tuple(orjson.loads(key))
+            self._remember(family, number, values, cell)
+        for (number, _values), cell in self._cells.items():
+            if self._catalog.families[number].kind is Kind.GAUGE:
+                self._floats[cell] = 0.0
+        self._words[layout.OWNERS] += 1
+        self._words[layout.FINGERPRINT] = self._catalog.fingerprint
+
+    def _find(self, name: str, kind: Kind, labels: dict[str, str]) -> tuple[int, Family]:
+        family = self._catalog.by_name[name]
+        if family.kind is not kind or family.source is not Source.ROW or len(labels) != len(family.labels):
+            raise ValueError(f"{name} is a {family.kind} with labels {family.label_names}")
+        number = self._catalog.numbers[name]
+        values = tuple(self._admit(label, labels[label.name]) for label in family.labels)
+        cell = self._cells.get((number, values))
+        if cell is None:
+            cell = self._intern(family, number, values)
+        return cell, family
+
+    def _admit(self, label: Label, value: str) -> str:
+        if label.values is not None:
+            if value in label.values:
+                return value
+            if label.fallback is None:
+                raise ValueError(f"{value!r} is no value of label {label.name}")
+            return label.fallback
+        seen = self._seen.get(label.name, ())
+        if value in seen or value == OTHER:
+            return value
+        value = value.encode("utf-8", "replace").decode()
+        is_short = len(value.encode()) <= MAX_VALUE_BYTES
+        return value if is_short and len(seen) < label.limit else OTHER
+
+    def _intern(self, family: Family, number: int, values: tuple[str, ...]) -> int:
+        """Give a new series its cells; O(1), once a series."""
+        if self._publish(family, number, values, ORDINARY_NAMES, ORDINARY_CELLS):
+            return self._cells[number, values]
+        pairs = zip(family.labels, values, strict=True)
+        folded = tuple(value if label.values is not None else OTHER for label, value in pairs)
+        if (number, folded) in self._cells or self._publish(
+            family, number, folded, layout.NAMES_BYTES, layout.CELLS_END - layout.SINK_WORDS
+        ):
+            return self._cells[number, folded]
+        return layout.CELLS_END - layout.SINK_WORDS
+
+    def _publish(
+        self, family: Family, number: int, values: tuple[str, ...], names_limit: int, cells_limit: int
+    ) -> bool:
+        cell = self._cells_end
+        record = layout.pack_record(number, orjson.dumps(values), cell)
+        offset = self._words[layout.NAMES_END]
+        end = offset + len(record)
+        if end > names_limit or cell + family.cell_words > cells_limit:
+            return False
+        self._names[offset:end] = record
+        self._words[layout.NAMES_END] = end
+        self._remember(family, number, values, cell)
+        return True
+
+    def _remember(self, family: Family, number: int, values: tuple[str, ...], cell: int) -> None:
+        self._cells[number, values] = cell
+        self._cells_end = max(self._cells_end, cell + family.cell_words)
+        for label, value in zip(family.labels, values, strict=True):
+            if label.values is None and value != OTHER:
+                self._seen.setdefault(label.name, set()).add(value)

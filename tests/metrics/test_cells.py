@@ -1,0 +1,161 @@
+"""Rows of metric cells: what a writer stores and what its successor finds."""
+
+from __future__ import annotations
+
+import pytest
+
+from meshd.errors import StartupError
+from meshd.memory import Segment
+from meshd.metrics import layout
+from meshd.metrics.catalog import build_catalog
+from meshd.metrics.cells import MetricRow, segment_size
+from meshd.metrics.table import MetricTable
+
+
+def make_segment(rows: int = 2) -> Segment:
+    return Segment.create("metrics", segment_size(rows))
+
+
+def test_counters_of_all_rows_are_summed() -> None:
+    segment, catalog = make_segment(), build_catalog()
+    for row in range(2):
+        MetricRow(segment, row, catalog).counter("mesh_http_accept_errors_total").inc(3 + row)
+    totals = MetricTable(segment, 2, catalog).sum_rows(live_rows=())
+    assert totals.value("mesh_http_accept_errors_total") == 7
+
+
+def test_gauges_count_only_in_rows_of_living_processes() -> None:
+    segment, catalog = make_segment(), build_catalog()
+    for row in range(2):
+        MetricRow(segment, row, catalog).gauge("mesh_admission_held").set(5)
+    assert MetricTable(segment, 2, catalog).sum_rows(live_rows={1}).value("mesh_admission_held") == 5
+
+
+def test_gauge_moves_both_ways() -> None:
+    segment, catalog = make_segment(1), build_catalog()
+    gauge = MetricRow(segment, 0, catalog).gauge("mesh_admission_held")
+    gauge.add(2)
+    gauge.add(-3)
+    assert MetricTable(segment, 1, catalog).sum_rows({0}).value("mesh_admission_held") == -1
+
+
+def test_histogram_counts_a_value_on_a_bound_in_the_bucket_of_that_bound() -> None:
+    segment, catalog = make_segment(1), build_catalog([0.1, 1.0])
+    histogram = MetricRow(segment, 0, catalog).histogram(
+        "mesh_http_request_duration_seconds", path="/x", method="GET"
+    )
+    for value in (0.1, 0.5, 1.0, 7.0):
+        histogram.observe(value)
+    words = (
+        MetricTable(segment, 1, catalog)
+        .sum_rows(())
+        .series["mesh_http_request_duration_seconds"][("/x", "GET")]
+    )
+    assert words == [1, 2, 1, pytest.approx(8.6)]
+
+
+def test_next_owner_continues_counters_and_histograms_and_zeroes_gauges() -> None:
+    segment, catalog = make_segment(1), build_catalog()
+    for _ in range(2):
+        row = MetricRow(segment, 0, catalog)
+        row.counter("mesh_http_requests_total", path="/generate", method="POST").inc()
+        row.histogram("mesh_admission_wait_seconds").observe(0.5)
+        row.gauge("mesh_tokenizer_info", tokenizer="m1", engine="tokenizers").add(1)
+        row.gauge("mesh_admission_waiting").add(1)
+    totals = MetricTable(segment, 1, catalog).sum_rows({0})
+    assert totals.value("mesh_http_requests_total", "/generate", "POST") == 2
+    assert sum(totals.series["mesh_admission_wait_seconds"][()][:-1]) == 2
+    assert totals.value("mesh_tokenizer_info", "m1", "tokenizers") == 1
+    assert totals.value("mesh_admission_waiting") == 1
+
+
+def test_row_of_another_catalog_is_refused() -> None:
+    segment = make_segment(1)
+    MetricRow(segment, 0, build_catalog())
+    with pytest.raises(StartupError):
+        MetricRow(segment, 0, build_catalog([1.0, 2.0]))
+
+
+def test_model_over_the_limit_becomes_other_and_known_ones_stay() -> None:
+    segment, catalog = make_segment(1), build_catalog()
+    row = MetricRow(segment, 0, catalog)
+    target = {"worker_type": "regular", "connection_mode": "http", "policy": "random"}
+    for n in range(300):
+        row.counter("mesh_worker_selection_total", model=f"m{n}", **target).inc()
+    row.counter("mesh_worker_selection_total", model="m7", **target).inc()
+    series = MetricTable(segment, 1, catalog).sum_rows(()).series["mesh_worker_selection_total"]
+    assert len(series) == 257
+    assert series["regular", "http", "m7", "random"] == [2]
+    assert series["regular", "http", "other", "random"] == [44]
+
+
+def test_limit_of_a_label_holds_over_rows_together() -> None:
+    segment, catalog = make_segment(2), build_catalog()
+    target = {"worker_type": "regular", "connection_mode": "http", "policy": "random"}
+    for number in range(2):
+        row = MetricRow(segment, number, catalog)
+        for n in range(200):
+            row.counter("mesh_worker_selection_total", model=f"{number}-{n}", **target).inc()
+    series = MetricTable(segment, 2, catalog).sum_rows(()).series["mesh_worker_selection_total"]
+    assert len(series) == 257
+    assert sum(words[0] for words in series.values()) == 400
+
+
+def test_full_row_folds_new_open_values_into_other_and_counts_each() -> None:
+    segment, catalog = make_segment(1), build_catalog()
+    row = MetricRow(segment, 0, catalog)
+    methods = ("GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "other")
+    made = 0
+    for n in range(128):
+        for method in methods:
+            path = f"/{n}" + "x" * 500
+            row.counter("mesh_http_requests_total", path=path, method=method).inc()
+            made += 1
+    series = MetricTable(segment, 1, catalog).sum_rows(()).series["mesh_http_requests_total"]
+    assert sum(words[0] for words in series.values()) == made
+    assert any(values[0] == "other" for values in series)
+    assert len(series) < made
+
+
+def test_method_outside_its_list_becomes_other_and_an_upstream_code_empty() -> None:
+    segment, catalog = make_segment(1), build_catalog()
+    row = MetricRow(segment, 0, catalog)
+    row.counter("mesh_http_requests_total", path="/x", method="BREW").inc()
+    row.counter("mesh_http_responses_total", status_code="503", error_code="upstream_text").inc()
+    totals = MetricTable(segment, 1, catalog).sum_rows(())
+    assert totals.value("mesh_http_requests_total", "/x", "other") == 1
+    assert totals.value("mesh_http_responses_total", "503", "") == 1
+
+
+def test_value_outside_a_closed_list_without_other_is_a_programming_error() -> None:
+    row = MetricRow(make_segment(1), 0, build_catalog())
+    with pytest.raises(ValueError, match="result"):
+        row.counter("mesh_http_rate_limit_total", result="perhaps")
+    with pytest.raises(ValueError, match="gauge"):
+        row.counter("mesh_admission_held")
+
+
+def test_record_that_was_not_published_is_not_read_and_gets_overwritten() -> None:
+    segment, catalog = make_segment(1), build_catalog()
+    MetricRow(segment, 0, catalog)
+    names = layout.row_start(0) + layout.NAMES_OFFSET
+    segment.bytes[names : names + 16] = b"\xff" * 16
+    table = MetricTable(segment, 1, catalog)
+    assert table.sum_rows(()).series["mesh_http_requests_total"] == {}
+    MetricRow(segment, 0, catalog).counter("mesh_http_requests_total", path="/x", method="GET").inc()
+    assert table.sum_rows(()).series["mesh_http_requests_total"] == {("/x", "GET"): [1]}
+
+
+def test_float_counter_never_goes_back() -> None:
+    segment, catalog = make_segment(1), build_catalog()
+    counter = MetricRow(segment, 0, catalog).float_counter("mesh_process_cpu_seconds_total", kind="io")
+    counter.raise_to(2.5)
+    counter.raise_to(1.0)
+    assert counter.total == 2.5
+
+
+def test_label_value_that_is_no_valid_unicode_is_kept_readable() -> None:
+    segment, catalog = make_segment(1), build_catalog()
+    row = MetricRow(segment, 0, catalog)
+    row.counter("mesh_http_requests_total", path="/\udcff", method="GET").inc()
+    assert MetricTable(segment, 1, catalog).sum_rows(()).value("mesh_http_requests_total", "/?", "GET") == 1
