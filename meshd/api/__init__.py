@@ -1,0 +1,1 @@
+"""What the wire formats mean: endpoints, requests, routing views, error dialects. Pure."""
