@@ -1,0 +1,1 @@
+"""Who may enter: tickets and their bounds."""

@@ -1,0 +1,1 @@
+"""The bundled deterministic upstream, for tests and demos."""

@@ -1,0 +1,1 @@
+"""The controller process: what must exist once on a node."""

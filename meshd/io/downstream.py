@@ -1,0 +1,485 @@
+"""One client connection: bytes in, one request at a time, answers out in order (RFC 9112 §9).
+
+    HEAD → WAIT → BODY → BUSY → HEAD …       the ordinary life; WAIT: head known, no slot yet
+             └──────┴──────┴──→ DISCARD → HEAD    an answer went out before a short rest of the body was read
+                            └─→ LINGER → closed   … or before a long or unknown rest
+
+After the head a sized body is received straight into its slot of shared memory: `get_buffer` hands the
+slot itself to the event loop. Everything else passes through one scratch buffer of the process, which
+is safe because uvloop reads and delivers within one callback. Bytes of a next request wait in
+``_pending``; past 64 KiB the socket is not read.
+
+The connection knows nothing of meaning: it starts an exchange for each head, and the exchange tells it
+what to write and when the answer has ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Final, Protocol
+
+from meshd.errors import MeshError
+from meshd.io.http1 import (
+    ChunkedDecoder,
+    ChunkedError,
+    RequestHead,
+    check_partial_head,
+    find_head_end,
+    malformed,
+)
+
+if TYPE_CHECKING:
+    from meshd.slab import Slot
+
+MAX_PENDING_BYTES: Final = 65536
+KEEPABLE_REST_BYTES: Final = 65536  # of an unread body that is worth discarding to keep the connection
+DISCARD_SECS: Final = 5.0
+LINGER_BYTES: Final = 1 << 20
+LINGER_SECS: Final = 2.0
+WRITE_HIGH: Final = 262144
+WRITE_LOW: Final = 65536
+
+_HEAD, _WAIT, _BODY, _BUSY, _DISCARD, _LINGER, _CLOSED = range(7)
+_STATE_NAMES: Final = ("HEAD", "WAIT", "BODY", "BUSY", "DISCARD", "LINGER", "CLOSED")
+
+
+class ActiveExchange(Protocol):
+    """What a connection needs to know of the exchange that is in progress on it."""
+
+    def client_gone(self, cause: str) -> None: ...
+
+    def client_paused(self) -> None: ...
+
+    def client_resumed(self) -> None: ...
+
+
+class ConnectionServer(Protocol):
+    """What a connection needs of its process."""
+
+    scratch: memoryview
+    header_timeout_s: float
+    body_timeout_s: float
+    idle_timeout_s: float
+    write_timeout_s: float
+    max_head_bytes: int
+    is_draining: bool
+
+    def now(self) -> float: ...
+
+    def opened(self, connection: DownstreamConnection) -> None: ...
+
+    def closed(self, connection: DownstreamConnection) -> None: ...
+
+    def parse_head(self, raw: bytes) -> RequestHead: ...
+
+    def start_exchange(self, connection: DownstreamConnection, head: RequestHead) -> ActiveExchange: ...
+
+    def refuse(self, connection: DownstreamConnection, error: MeshError) -> bytes: ...
+
+
+class BodyReceiver:
+    """Receives one request body into slots; `ready` resolves when it is whole."""
+
+    __slots__ = ("chunked", "length", "ready", "received", "slot")
+
+    def __init__(self, slot: Slot, length: int, chunked: ChunkedDecoder | None) -> None:
+        self.slot = slot
+        self.length = length  # the declared length; for a chunked body the most it may have
+        self.received = 0
+        self.chunked = chunked
+        self.ready: asyncio.Future[None] | None = None
+
+
+class DownstreamConnection(asyncio.BufferedProtocol):
+    """A client connection; all methods are called on the event loop."""
+
+    __slots__ = (
+        "_body",
+        "_bytes_since",
+        "_discard_left",
+        "_has_served",
+        "_pending",
+        "_scan_from",
+        "_server",
+        "_state",
+        "deadline",
+        "exchange",
+        "head",
+        "head_started_at",
+        "is_read_paused",
+        "is_write_paused",
+        "peer",
+        "transport",
+        "write_paused_at",
+    )
+
+    def __init__(self, server: ConnectionServer) -> None:
+        self._server = server
+        self._state = _HEAD
+        self._pending = b""
+        self._scan_from = 0
+        self._body: BodyReceiver | None = None
+        self._discard_left = 0
+        self._has_served = False
+        self._bytes_since = False
+        self.transport: asyncio.Transport | None = None
+        self.exchange: ActiveExchange | None = None
+        self.head: RequestHead | None = None
+        self.head_started_at = 0.0
+        self.deadline = 0.0
+        self.is_read_paused = False
+        self.is_write_paused = False
+        self.write_paused_at = 0.0
+        self.peer = ""
+
+    def __repr__(self) -> str:
+        return f"DownstreamConnection({self.peer} {_STATE_NAMES[self._state]} pending={len(self._pending)})"
+
+    # ------------------------------------------------------------------------------ asyncio callbacks
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self.transport = transport
+        transport.set_write_buffer_limits(high=WRITE_HIGH, low=WRITE_LOW)
+        peer = transport.get_extra_info("peername")
+        self.peer = f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else ""
+        self.deadline = self._server.now() + self._server.header_timeout_s
+        self._server.opened(self)
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        body = self._body
+        if self._state == _BODY and body is not None and body.chunked is None:
+            return body.slot.body[body.received : body.length]
+        return self._server.scratch
+
+    def buffer_updated(self, nbytes: int) -> None:
+        state = self._state
+        if state == _BODY:
+            body = self._body
+            assert body is not None
+            self._bytes_since = True
+            if body.chunked is None:
+                body.received += nbytes
+                if body.received == body.length:
+                    self._body_complete(body)
+                return
+        self._received(bytes(self._server.scratch[:nbytes]))
+
+    def eof_received(self) -> bool:
+        # A half-close looks the same as a close, so it counts as the client leaving (http.md §15).
+        if self.exchange is not None:
+            self._gone("the client closed the connection")
+        elif self.transport is not None:
+            self.transport.close()  # answers already written are still flushed
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._state != _CLOSED:
+            self._state = _CLOSED
+            self._server.closed(self)
+        self._gone("the client reset the connection" if exc else "the client closed the connection")
+
+    def pause_writing(self) -> None:
+        self.is_write_paused = True
+        self.write_paused_at = self._server.now()
+        if self.exchange is not None:
+            self.exchange.client_paused()
+
+    def resume_writing(self) -> None:
+        self.is_write_paused = False
+        if self.exchange is not None:
+            self.exchange.client_resumed()
+
+    # ------------------------------------------------------------------------------------ bytes by state
+
+    def _received(self, data: bytes) -> None:
+        state = self._state
+        if state == _HEAD:
+            self._pending = self._pending + data if self._pending else data
+            self._read_head()
+        elif state == _BODY:
+            self._read_chunked(data)
+        elif state in (_WAIT, _BUSY):
+            self._pending += data
+            if len(self._pending) > MAX_PENDING_BYTES:
+                self._pause_reading()
+        elif state in (_DISCARD, _LINGER):
+            self._discard(data)
+
+    def _read_head(self) -> None:
+        server = self._server
+        pending = self._pending
+        if not pending:
+            return
+        if not self.head_started_at:
+            self.head_started_at = server.now()
+            if self._has_served:  # the first head is timed from the accept, later ones from their first byte
+                self.deadline = self.head_started_at + server.header_timeout_s
+        end = find_head_end(pending, self._scan_from)
+        if 0 < end <= 2 and pending.startswith(b"\r\n"):
+            end = find_head_end(pending, 2)
+        try:
+            if end < 0:
+                self._scan_from = max(0, len(pending) - 3)
+                check_partial_head(pending, server.max_head_bytes)
+                return
+            raw, self._pending = pending[:end], pending[end:]
+            self._scan_from = 0
+            head = server.parse_head(raw)
+        except MeshError as error:
+            self._refuse(error)
+            return
+        self.head = head
+        self.deadline = 0.0
+        self._state = _WAIT if head.has_body else _BUSY
+        self.exchange = server.start_exchange(self, head)
+
+    def _refuse(self, error: MeshError) -> None:
+        """Answer a head that could not be understood, and close: nothing after it can be trusted."""
+        assert self.transport is not None
+        self._pending = b""
+        self.transport.write(self._server.refuse(self, error))
+        self._linger()
+
+    # ------------------------------------------------------------------------------------------ body
+
+    def begin_body(self, slot: Slot, most: int) -> asyncio.Future[None] | None:
+        """Receive the body into ``slot``; return None if it is whole already, else a future.
+
+        ``most``: for a chunked body, the largest length allowed. The future raises MeshError on broken
+        framing, on a body that grows too large, and when the client stalls.
+        """
+        head = self.head
+        assert head is not None
+        chunked = ChunkedDecoder() if head.is_chunked else None
+        length = most if chunked else head.content_length or 0
+        body = self._body = BodyReceiver(slot, length, chunked)
+        self._state = _BODY
+        pending, self._pending = self._pending, b""
+        if chunked is not None:
+            body.ready = asyncio.get_running_loop().create_future()
+            if pending:
+                self._read_chunked(pending)
+        else:
+            take = pending[:length]
+            slot.body[: len(take)] = take
+            body.received = len(take)
+            self._pending = pending[len(take) :]
+            if body.received == length:
+                self._state = _BUSY
+                return None
+            body.ready = asyncio.get_running_loop().create_future()
+        self.deadline = self._server.now() + self._server.body_timeout_s
+        self._bytes_since = False
+        self._resume_reading()
+        return body.ready
+
+    @property
+    def has_body_bytes(self) -> bool:
+        """Whether bytes of the body arrived already (then nobody waits for `100 Continue`)."""
+        return bool(self._pending) or self.body_received > 0
+
+    @property
+    def body_slot(self) -> Slot:
+        """The slot that holds the body; a chunked body may have moved to a larger one."""
+        assert self._body is not None
+        return self._body.slot
+
+    @property
+    def body_received(self) -> int:
+        return self._body.received if self._body is not None else 0
+
+    def _read_chunked(self, data: bytes) -> None:
+        body = self._body
+        assert body is not None and body.chunked is not None
+        try:
+            for piece in body.chunked.feed(data):
+                self._store(body, piece)
+        except ChunkedError as error:
+            self._body_failed(body, malformed(f"The chunked body is broken: {error}."))
+            return
+        except MeshError as error:
+            self._body_failed(body, error)
+            return
+        if body.chunked.is_complete:
+            self._pending = body.chunked.rest
+            self._body_complete(body)
+
+    def _store(self, body: BodyReceiver, piece: bytes) -> None:
+        end = body.received + len(piece)
+        if end > body.length:
+            raise MeshError("body_too_large", "The request body is too large.", is_closing=True)
+        if end > len(body.slot.body):
+            larger = body.slot.grow(min(body.length, max(end, 2 * len(body.slot.body))))
+            if larger is None:
+                raise MeshError(
+                    "buffer_budget_exhausted", "No memory is free for this body now.", is_closing=True
+                )
+            body.slot = larger
+        body.slot.body[body.received : end] = piece
+        body.received = end
+
+    def _body_complete(self, body: BodyReceiver) -> None:
+        self._state = _BUSY
+        self.deadline = 0.0
+        if body.ready is not None and not body.ready.done():
+            body.ready.set_result(None)
+
+    def _body_failed(self, body: BodyReceiver, error: MeshError) -> None:
+        if body.ready is not None and not body.ready.done():
+            body.ready.set_exception(error)
+
+    # --------------------------------------------------------------------------------------- answers
+
+    def write(self, data: bytes | memoryview) -> None:
+        if self.transport is not None and self._state != _CLOSED:
+            self.transport.write(data)
+
+    def must_close_after(self) -> bool:
+        """Whether an answer sent now has to end the connection, because of what is left of the body."""
+        head = self.head
+        if head is None:
+            return True
+        if self._state == _BUSY or not head.has_body:
+            return False
+        if head.is_chunked or b"expect" in head.values:
+            return True
+        return self._rest_of_body() > KEEPABLE_REST_BYTES
+
+    def _rest_of_body(self) -> int:
+        assert self.head is not None
+        return (self.head.content_length or 0) - self.body_received
+
+    def finish(self, closes: bool) -> None:
+        """The answer has been written whole: go on with the next request, or close."""
+        rest = 0 if self._state == _BUSY or self.head is None or not self.head.has_body else self._rest_of_body()
+        is_body_open = self._state in (_WAIT, _BODY)
+        self.exchange = None
+        self._body = None
+        if self._state == _CLOSED:
+            return
+        if closes:
+            if is_body_open:
+                self._linger()
+            elif self.transport is not None:
+                self.transport.close()
+            return
+        self.head = None
+        if is_body_open and rest > 0:
+            self._state = _DISCARD
+            self._discard_left = rest
+            self.deadline = self._server.now() + DISCARD_SECS
+            self._resume_reading()
+            pending, self._pending = self._pending, b""
+            if pending:
+                self._discard(pending)
+            return
+        self._next_request()
+
+    def abort(self) -> None:
+        """Cut the connection so that the client sees a truncated answer."""
+        self.exchange = None
+        self._body = None
+        if self.transport is not None:
+            self.transport.abort()
+
+    def _next_request(self) -> None:
+        self._state = _HEAD
+        self._has_served = True
+        self.head_started_at = 0.0
+        self._scan_from = 0
+        self.deadline = self._server.now() + self._server.idle_timeout_s
+        self._resume_reading()
+        self._read_head()
+
+    def _discard(self, data: bytes) -> None:
+        if self._state == _LINGER:
+            self._discard_left -= len(data)
+            if self._discard_left <= 0 and self.transport is not None:
+                self.transport.abort()
+            return
+        if len(data) < self._discard_left:
+            self._discard_left -= len(data)
+            return
+        self._pending = data[self._discard_left :]
+        self._discard_left = 0
+        self._next_request()
+
+    def _linger(self) -> None:
+        """Shut down our side and read on for a while, so that the answer is not lost to a reset."""
+        self._state = _LINGER
+        self._pending = b""
+        self._discard_left = LINGER_BYTES
+        self.deadline = self._server.now() + LINGER_SECS
+        if self.transport is None:
+            return
+        self._resume_reading()
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+        else:
+            self.transport.close()
+
+    # ----------------------------------------------------------------------------------------- time
+
+    def check_deadline(self, now: float) -> None:
+        """Act on a timer that has run out; the process calls this for every connection, often."""
+        if self.is_write_paused and now - self.write_paused_at > self._server.write_timeout_s:
+            self._gone("the client took no byte of the response")
+            self.abort()
+            return
+        if not self.deadline or now < self.deadline:
+            return
+        state = self._state
+        if state == _HEAD:
+            self._head_timed_out()
+        elif state == _BODY:
+            if self._bytes_since:
+                self._bytes_since = False
+                self.deadline = now + self._server.body_timeout_s
+            else:
+                self.deadline = 0.0
+                self._stalled()
+        elif state in (_DISCARD, _LINGER) and self.transport is not None:
+            self.transport.abort()
+
+    def _head_timed_out(self) -> None:
+        if not self._pending:
+            self.close()
+            return
+        self._refuse(
+            MeshError("request_timeout", "The request head did not arrive in time.", is_closing=True)
+        )
+
+    def _stalled(self) -> None:
+        if self._body is not None:
+            error = MeshError("request_timeout", "The request body did not arrive in time.", is_closing=True)
+            self._body_failed(self._body, error)
+
+    @property
+    def is_idle(self) -> bool:
+        return self._state == _HEAD and not self._pending and self.exchange is None
+
+    @property
+    def is_closed(self) -> bool:
+        return self._state == _CLOSED
+
+    def close(self) -> None:
+        if self.transport is not None:
+            self.transport.close()
+
+    # --------------------------------------------------------------------------------------- inside
+
+    def _gone(self, cause: str) -> None:
+        exchange, self.exchange = self.exchange, None
+        if exchange is not None:
+            exchange.client_gone(cause)
+
+    def _pause_reading(self) -> None:
+        if not self.is_read_paused and self.transport is not None:
+            self.is_read_paused = True
+            self.transport.pause_reading()
+
+    def _resume_reading(self) -> None:
+        if self.is_read_paused and self.transport is not None and not self.transport.is_closing():
+            self.is_read_paused = False
+            self.transport.resume_reading()

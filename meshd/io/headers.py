@@ -1,0 +1,240 @@
+"""Which header fields pass, in both directions, and how heads are written (http.md §10–13). Pure.
+
+Fields keep their order, their repeats and their bytes. Every head that meshd writes is made here.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from email.utils import formatdate
+from http import HTTPStatus
+from typing import Final
+from urllib.parse import urlsplit
+
+from meshd.errors import MeshError
+from meshd.io.http1 import Field, RequestHead, ResponseHead
+
+HOP_BY_HOP: Final = frozenset(
+    (
+        b"connection",
+        b"keep-alive",
+        b"proxy-connection",
+        b"proxy-authenticate",
+        b"proxy-authorization",
+        b"transfer-encoding",
+        b"trailer",
+        b"upgrade",
+        b"te",
+    )
+)
+_REQUEST_DROPPED: Final = HOP_BY_HOP | {
+    b"host",
+    b"expect",
+    b"content-length",
+    b"x-request-id",
+    b"http2-settings",
+}
+_CREDENTIALS: Final = frozenset((b"authorization", b"x-api-key"))
+_RESPONSE_DROPPED: Final = HOP_BY_HOP | {b"x-request-id", b"content-length"}
+# Fields that only `--route-headers` may add; an upstream's own are never believed.
+_MESH_RESPONSE_FIELDS: Final = frozenset(
+    (
+        b"x-mesh-upstream",
+        b"x-mesh-prefill-upstream",
+        b"x-mesh-attempts",
+        b"x-mesh-model-version",
+        b"x-mesh-policy-version",
+        b"x-mesh-route-reason",
+    )
+)
+REQUEST_ID_HEADERS: Final = ("x-request-id", "x-correlation-id", "x-trace-id", "request-id")
+MAX_REQUEST_ID_BYTES: Final = 256
+_ALPHABET: Final = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789"
+_TO_ALPHABET: Final = bytes(_ALPHABET[i % 62] for i in range(256))
+_BIASED: Final = bytes(range(248, 256))  # 248 = 4 × 62: the rest would favour the first letters
+_REASONS: Final = {int(status): status.phrase.encode() for status in HTTPStatus}
+
+
+class RequestIds:
+    """Find or make the id of a request; entropy is drawn from the system in blocks."""
+
+    __slots__ = ("_block", "_headers")
+
+    def __init__(self, headers: Iterable[str] = REQUEST_ID_HEADERS) -> None:
+        self._headers = tuple(name.lower().encode("latin-1") for name in headers)
+        self._block = b""
+
+    def choose(self, head: RequestHead, prefix: str) -> str:
+        """Return the client's id if one is present and printable, else a fresh one with ``prefix``."""
+        values = head.values
+        for name in self._headers:
+            value = values.get(name)
+            if value is not None:
+                text = value.decode("latin-1")
+                # An empty value wins too, as in the reference router: it is the client's choice.
+                if len(text) <= MAX_REQUEST_ID_BYTES and (not text or (text.isascii() and text.isprintable())):
+                    return text
+                break
+        return self.generate(prefix)
+
+    def generate(self, prefix: str) -> str:
+        block = self._block
+        if len(block) < 24:
+            block = os.urandom(4096).translate(_TO_ALPHABET, _BIASED)
+        self._block = block[24:]
+        return prefix + block[:24].decode("ascii")
+
+
+class HttpDate:
+    """The `date` field's value, made once a second (RFC 9110 §6.6.1)."""
+
+    __slots__ = ("_second", "_value", "_wall_clock")
+
+    def __init__(self, wall_clock: Callable[[], float]) -> None:
+        self._wall_clock = wall_clock
+        self._second = -1
+        self._value = b""
+
+    def value(self) -> bytes:
+        second = int(self._wall_clock())
+        if second != self._second:
+            self._second = second
+            self._value = formatdate(second, usegmt=True).encode("ascii")
+        return self._value
+
+
+def forwarded_fields(head: RequestHead, passes_credentials: bool) -> bytes:
+    """Return the client's surviving request fields as header lines."""
+    named = head.connection_tokens
+    parts: list[bytes] = []
+    for name, value in head.fields:
+        key = name.lower()
+        if key in _REQUEST_DROPPED or key in named or key.startswith(b"x-mesh-"):
+            continue
+        if not passes_credentials and key in _CREDENTIALS:
+            continue
+        parts += (name, b": ", value, b"\r\n")
+    if head.values.get(b"te", b"").lower() == b"trailers" and b"te" not in head.repeated:
+        parts.append(b"te: trailers\r\nconnection: te\r\n")
+    return b"".join(parts)
+
+
+def upstream_head(
+    head: RequestHead,
+    *,
+    base_path: str,
+    authority: str,
+    fields: bytes,
+    body_bytes: int | None,
+    request_id: str,
+    api_key: str | None,
+    sends_x_api_key: bool,
+) -> bytes:
+    """Return the request head towards an upstream.
+
+    ``fields`` come from ``forwarded_fields``; ``body_bytes`` is the exact length that follows, None for
+    a request without a body field (GET, HEAD, DELETE).
+    """
+    parts = [
+        head.method.encode("ascii"),
+        b" ",
+        base_path.encode("ascii"),
+        head.target,
+        b" HTTP/1.1\r\nhost: ",
+        authority.encode("ascii"),
+        b"\r\n",
+        fields,
+    ]
+    if body_bytes is not None:
+        parts.append(b"content-length: %d\r\n" % body_bytes)
+    parts += (b"x-request-id: ", request_id.encode("latin-1"), b"\r\n")
+    if api_key is not None:
+        key = api_key.encode("latin-1")
+        parts += (b"authorization: Bearer ", key, b"\r\n")
+        if sends_x_api_key:
+            parts += (b"x-api-key: ", key, b"\r\n")
+    parts.append(b"\r\n")
+    return b"".join(parts)
+
+
+def downstream_head(
+    response: ResponseHead,
+    *,
+    request_id: str,
+    date: bytes,
+    framing: bytes,
+    closes: bool,
+    upstream_authority: str,
+    extra: tuple[Field, ...] = (),
+) -> bytes:
+    """Return the response head towards the client; ``framing`` is the framing line, or empty."""
+    named = response.connection_tokens
+    parts = [b"HTTP/1.1 %d " % response.status, response.reason, b"\r\n"]
+    for name, value in response.fields:
+        key = name.lower()
+        if key in _RESPONSE_DROPPED or key in named or key in _MESH_RESPONSE_FIELDS:
+            continue
+        if key in (b"location", b"content-location"):
+            value = _local_reference(value, upstream_authority)
+        parts += (name, b": ", value, b"\r\n")
+    if b"date" not in response.values:
+        parts += (b"date: ", date, b"\r\n")
+    for name, value in extra:
+        parts += (name, b": ", value, b"\r\n")
+    parts += (framing, b"x-request-id: ", request_id.encode("latin-1"), b"\r\n")
+    parts.append(b"connection: close\r\n\r\n" if closes else b"\r\n")
+    return b"".join(parts)
+
+
+def _local_reference(value: bytes, authority: str) -> bytes:
+    """Reduce an absolute URL of the upstream itself to path and query; others pass."""
+    try:
+        url = urlsplit(value.decode("latin-1"))
+        own = urlsplit(f"//{authority}")
+        default = 443 if url.scheme == "https" else 80
+        is_own = url.hostname == own.hostname and (url.port or default) == (own.port or default)
+    except ValueError:
+        return value
+    if not url.netloc or not is_own:
+        return value
+    return ((url.path or "/") + (f"?{url.query}" if url.query else "")).encode("latin-1")
+
+
+def local_answer(
+    status: int,
+    body: bytes,
+    *,
+    request_id: str,
+    date: bytes,
+    closes: bool,
+    is_head: bool = False,
+    extra: tuple[Field, ...] = (),
+    content_type: bytes = b"application/json",
+) -> bytes:
+    """Return a whole answer that meshd itself gives; a HEAD request gets the head alone."""
+    parts = [
+        b"HTTP/1.1 %d %s\r\ncontent-type: " % (status, _REASONS.get(status, b"")),
+        content_type,
+        b"\r\ncontent-length: %d\r\ndate: " % len(body),
+        date,
+        b"\r\nserver: meshd\r\nx-request-id: ",
+        request_id.encode("latin-1"),
+        b"\r\n",
+    ]
+    for name, value in extra:
+        parts += (name, b": ", value, b"\r\n")
+    parts.append(b"connection: close\r\n\r\n" if closes else b"\r\n")
+    if not is_head:
+        parts.append(body)
+    return b"".join(parts)
+
+
+def error_fields(error: MeshError) -> tuple[Field, ...]:
+    """Return the extra fields of an error answer (errors.md §1, §4)."""
+    fields: list[Field] = [(b"x-mesh-error-code", error.code.encode("ascii"))]
+    if error.status in (429, 503):
+        fields.append((b"retry-after", b"%d" % max(1, error.retry_after_s)))
+    if error.allow:
+        fields.append((b"allow", ", ".join(error.allow).encode("ascii")))
+    return tuple(fields)

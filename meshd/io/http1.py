@@ -1,0 +1,437 @@
+"""What HTTP/1.1 bytes mean: request heads, response heads, chunked bodies (RFC 9112). Pure.
+
+httptools (llhttp) reads the field lines; everything it is lenient about is judged here, over the raw
+bytes, before the head is believed: line endings, control bytes, the request line, Host, framing, sizes.
+Each head goes through a parser of its own that is fed that head and nothing else. Hence no byte of a
+body, a trailer or a next message can ever reach a header list, and `Upgrade` cannot swallow a body.
+Bodies are framed by `ChunkedDecoder` and by counting, on both sides alike.
+
+Deliberately unsupported: HTTP/2 and h2c, trailers (dropped), obs-fold, HTTP/0.9, CONNECT.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Final
+
+import httptools
+
+from meshd.errors import MeshError
+
+Field = tuple[bytes, bytes]
+
+HEAD_END: Final = b"\r\n\r\n"
+MAX_CHUNK_LINE_BYTES: Final = 1024  # size and extensions of one chunk
+MAX_FRAMING_EXCESS_BYTES: Final = 1 << 20  # by which framing may exceed the data it frames
+MAX_RESPONSE_HEAD_BYTES: Final = 65536
+MAX_RESPONSE_FIELDS: Final = 256
+
+_TOKEN = rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]"
+_REQUEST_LINE: Final = re.compile(rb"(" + _TOKEN + rb"{1,32}) ([!\"$-~]+) HTTP/(\d)\.(\d)\r\n")
+_VERSIONED_LINE: Final = re.compile(rb"[^\r\n]* HTTP/(\d\.\d)\r\n")
+_STATUS_LINE: Final = re.compile(rb"HTTP/1\.([01]) ([1-5]\d\d)(?: ([\t -~\x80-\xff]*))?\r\n")
+_ABSOLUTE: Final = re.compile(rb"(?i:https?)://([^/?@]+)(/[^?]*)?(\?.*)?")
+_HOST: Final = re.compile(rb"(?:\[[0-9A-Fa-f:.]+\]|[0-9A-Za-z\-._~!$&'()*+,;=%]*)(?::\d{0,5})?")
+_CHUNK_SIZE: Final = re.compile(rb"([0-9A-Fa-f]{1,16})[ \t]*(?:;[\t -~\x80-\xff]*)?")
+_CONTROL: Final = bytes([*range(9), 11, 12, *range(14, 32), 127])
+# llhttp refuses methods it does not know; the registry, not the parser, decides about those.
+_PARSER_METHODS: Final = frozenset((b"GET", b"HEAD", b"POST", b"PUT", b"DELETE", b"OPTIONS", b"PATCH"))
+
+
+@dataclass(frozen=True, slots=True)
+class RequestHead:
+    """One request head; ``fields`` are in the client's order, with repeats and the client's bytes."""
+
+    method: str
+    target: bytes  # path and query as the upstream will see them
+    path: str
+    query: bytes  # with its "?", or empty
+    is_http11: bool
+    fields: tuple[Field, ...]
+    values: dict[bytes, bytes]  # lower-case name → first value
+    repeated: frozenset[bytes]  # lower-case names that came more than once
+    content_length: int | None
+    is_chunked: bool
+    keeps_alive: bool
+    connection_tokens: frozenset[bytes]
+
+    @property
+    def has_body(self) -> bool:
+        return self.is_chunked or bool(self.content_length)
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseHead:
+    """One final or interim response head of an upstream."""
+
+    status: int
+    reason: bytes
+    is_http11: bool
+    fields: tuple[Field, ...]
+    values: dict[bytes, bytes]
+    content_length: int | None
+    is_chunked: bool
+    has_body: bool  # by status and request method (RFC 9112 §6.3)
+    keeps_alive: bool
+    connection_tokens: frozenset[bytes]
+
+    @property
+    def is_close_delimited(self) -> bool:
+        return self.has_body and not self.is_chunked and self.content_length is None
+
+    @property
+    def is_sse(self) -> bool:
+        return self.values.get(b"content-type", b"").lower().startswith(b"text/event-stream")
+
+
+class UpstreamProtocolError(Exception):
+    """An upstream sent bytes that are not the HTTP/1.1 response it owed."""
+
+
+class _FieldReader:
+    """Callbacks for httptools: collects field lines, and nothing else."""
+
+    __slots__ = ("on_header",)
+
+    def __init__(self, fields: list[Field]) -> None:
+        self.on_header = lambda name, value: fields.append((name, value))
+
+
+def malformed(message: str) -> MeshError:
+    return MeshError("malformed_request", message, is_closing=True)
+
+
+# ---------------------------------------------------------------------------------------- requests
+
+
+def check_partial_head(pending: bytes, max_head_bytes: int) -> None:
+    """Refuse a head that is already too long or cannot become valid; call while its end is missing.
+
+    Raises MeshError ``uri_too_long`` or ``header_too_large``, so that nobody can make us buffer more.
+    """
+    if len(pending) <= max_head_bytes:
+        return
+    if pending.find(b"\r\n", 0, max_head_bytes) < 0:
+        raise MeshError("uri_too_long", "The request line is too long.", is_closing=True)
+    raise MeshError("header_too_large", "The request head is too large.", is_closing=True)
+
+
+def find_head_end(buffer: bytes | bytearray, start: int = 0) -> int:
+    """Return the offset just past the head in ``buffer``, or -1 while it is incomplete.
+
+    A bare-LF head end counts as an end too, so that a client that never sends CR gets its 400 at once.
+    """
+    end = buffer.find(HEAD_END, start)
+    bare = buffer.find(b"\n\n", start)
+    if bare >= 0 and (end < 0 or bare < end):
+        return bare + 2
+    return end + 4 if end >= 0 else -1
+
+
+def parse_request_head(raw: bytes, max_head_bytes: int, max_fields: int) -> RequestHead:
+    """Parse one whole request head (its last bytes are the empty line); raise MeshError to refuse it."""
+    if raw.startswith(b"\r\n"):
+        raw = raw[2:]  # one empty line before the request line (RFC 9112 §2.2)
+    lines = raw.count(b"\r\n")
+    if lines != raw.count(b"\n") or lines != raw.count(b"\r"):
+        raise malformed("The request head has a line that does not end with CRLF.")
+    if len(raw) > max_head_bytes:
+        check_partial_head(raw, max_head_bytes)
+    line = _REQUEST_LINE.match(raw)
+    if line is None:
+        raise _request_line_error(raw)
+    method, target, major, minor = line.groups()
+    if major != b"1" or minor not in (b"0", b"1"):
+        raise _version_error()
+    if lines - 2 > max_fields:
+        raise MeshError("header_too_large", "The request head has too many fields.", is_closing=True)
+    is_http11 = minor == b"1"
+    fields = _read_fields(raw, httptools.HttpRequestParser, method, "The request head has a bad field line.")
+    return _assemble_request(method, target, is_http11, fields)
+
+
+def _request_line_error(raw: bytes) -> MeshError:
+    versioned = _VERSIONED_LINE.match(raw)
+    if versioned and versioned[1] not in (b"1.0", b"1.1"):
+        return _version_error()
+    return malformed("The request line is not METHOD SP TARGET SP HTTP/1.1.")
+
+
+def _version_error() -> MeshError:
+    return MeshError("http_version_not_supported", "Only HTTP/1.0 and HTTP/1.1 are served.", is_closing=True)
+
+
+def _read_fields(
+    raw: bytes,
+    parser_class: type[httptools.HttpRequestParser] | type[httptools.HttpResponseParser],
+    method: bytes,
+    complaint: str,
+) -> list[Field]:
+    if len(raw.translate(None, _CONTROL)) != len(raw) or b"\r\n " in raw or b"\r\n\t" in raw:
+        raise malformed(complaint)
+    fields: list[Field] = []
+    if method and method not in _PARSER_METHODS:
+        raw = b"GET" + raw[len(method) :]
+    try:
+        parser_class(_FieldReader(fields)).feed_data(raw)
+    except httptools.HttpParserUpgrade:
+        pass  # an offer to upgrade is ignored (RFC 9110 §7.8); only the head was fed, so no body is lost
+    except httptools.HttpParserError as error:
+        if b"transfer-encoding" not in raw.lower() and b"content-length" not in raw.lower():
+            raise malformed(complaint) from error
+        # llhttp stopped at a framing field; the caller's own framing rules name the fault.
+        fields = _split_fields(raw, complaint)
+    return fields
+
+
+def _split_fields(raw: bytes, complaint: str) -> list[Field]:
+    """Split field lines without judging framing: only for heads that llhttp refused."""
+    fields = []
+    for text in raw[raw.index(b"\r\n") + 2 : -4].split(b"\r\n"):
+        name, colon, value = text.partition(b":")
+        if not colon or re.fullmatch(_TOKEN + rb"+", name) is None:
+            raise malformed(complaint)
+        fields.append((name, value.strip(b" \t")))
+    return fields
+
+
+def _index(fields: list[Field]) -> tuple[dict[bytes, bytes], frozenset[bytes]]:
+    values: dict[bytes, bytes] = {}
+    repeated: list[bytes] = []
+    for name, value in fields:
+        key = name.lower()
+        if key in values:
+            repeated.append(key)
+        else:
+            values[key] = value
+    return values, frozenset(repeated)
+
+
+def _tokens(fields: list[Field], values: dict[bytes, bytes], name: bytes) -> frozenset[bytes]:
+    if name not in values:
+        return frozenset()
+    joined = b",".join(v for n, v in fields if n.lower() == name)
+    return frozenset(part.strip(b" \t").lower() for part in joined.split(b",")) - {b""}
+
+
+def _assemble_request(method: bytes, target: bytes, is_http11: bool, fields: list[Field]) -> RequestHead:
+    values, repeated = _index(fields)
+    host = values.get(b"host")
+    if b"host" in repeated or (host is None and is_http11) or (host and not _HOST.fullmatch(host)):
+        raise malformed("The request needs exactly one valid Host field.")
+    target = _origin_form(method, target, host)
+    content_length = _content_length(fields, values, repeated)
+    is_chunked = False
+    if b"transfer-encoding" in values:
+        if content_length is not None:
+            raise malformed("Content-Length and Transfer-Encoding came together.")
+        _check_transfer_encoding(values[b"transfer-encoding"], b"transfer-encoding" in repeated, is_http11)
+        is_chunked = True
+    tokens = _tokens(fields, values, b"connection")
+    raw_path, mark, query = target.partition(b"?")
+    return RequestHead(
+        method=method.decode("ascii"),
+        target=target,
+        path=raw_path.decode("ascii"),
+        query=mark + query,
+        is_http11=is_http11,
+        fields=tuple(fields),
+        values=values,
+        repeated=repeated,
+        content_length=content_length,
+        is_chunked=is_chunked,
+        keeps_alive=is_http11 and b"close" not in tokens,
+        connection_tokens=tokens,
+    )
+
+
+def _origin_form(method: bytes, target: bytes, host: bytes | None) -> bytes:
+    if method == b"CONNECT":
+        raise MeshError("method_not_allowed", "CONNECT is not served.", is_closing=True)
+    if target.startswith(b"/") or target == b"*":
+        return target
+    absolute = _ABSOLUTE.fullmatch(target)
+    if absolute is None or host is None or absolute[1].lower() != host.lower():
+        raise malformed("The request target is not a path, and no absolute URL of this host.")
+    return (absolute[2] or b"/") + (absolute[3] or b"")
+
+
+def _content_length(fields: list[Field], values: dict[bytes, bytes], repeated: frozenset[bytes]) -> int | None:
+    value = values.get(b"content-length")
+    if value is None:
+        return None
+    if b"content-length" in repeated or b"," in value:
+        parts = {
+            part.strip(b" \t")
+            for name, text in fields
+            if name.lower() == b"content-length"
+            for part in text.split(b",")
+        }
+        if len(parts) != 1:
+            raise malformed("Content-Length came with different values.")
+        value = parts.pop()
+    if not value.isdigit() or len(value) > 19:
+        raise malformed("Content-Length is not a number of 1 to 19 digits.")
+    return int(value)
+
+
+def _check_transfer_encoding(value: bytes, is_repeated: bool, is_http11: bool) -> None:
+    codings = [part.strip(b" \t").lower() for part in value.split(b",")]
+    if is_repeated or not is_http11 or codings[-1] != b"chunked" or b"" in codings:
+        raise malformed("Transfer-Encoding must be the single coding chunked.")
+    if codings.count(b"chunked") > 1 or any(b";" in coding for coding in codings):
+        raise malformed("Transfer-Encoding must be the single coding chunked.")
+    if len(codings) > 1:
+        raise MeshError(
+            "unsupported_transfer_encoding",
+            "The only transfer coding served is chunked.",
+            is_closing=True,
+        )
+
+
+# --------------------------------------------------------------------------------------- responses
+
+
+def parse_response_head(raw: bytes, request_method: str) -> ResponseHead:
+    """Parse one whole response head; raise UpstreamProtocolError when it is not valid (http.md §14)."""
+    try:
+        return _parse_response_head(raw, request_method)
+    except MeshError as error:
+        raise UpstreamProtocolError(error.message) from error
+
+
+def _parse_response_head(raw: bytes, request_method: str) -> ResponseHead:
+    lines = raw.count(b"\r\n")
+    if lines != raw.count(b"\n") or lines != raw.count(b"\r"):
+        raise UpstreamProtocolError("a line of the response head does not end with CRLF")
+    line = _STATUS_LINE.match(raw)
+    if line is None:
+        raise UpstreamProtocolError("malformed status line")
+    if lines - 2 > MAX_RESPONSE_FIELDS or len(raw) > MAX_RESPONSE_HEAD_BYTES:
+        raise UpstreamProtocolError("response head too large")
+    status = int(line[2])
+    if status == 101:
+        raise UpstreamProtocolError("101 Switching Protocols was not asked for")
+    is_http11 = line[1] == b"1"
+    fields = _read_fields(raw, httptools.HttpResponseParser, b"", "bad field line in the response head")
+    values, repeated = _index(fields)
+    has_body = request_method != "HEAD" and status >= 200 and status not in (204, 304)
+    content_length = None if status == 204 else _content_length(fields, values, repeated)
+    is_chunked = False
+    if b"transfer-encoding" in values and status != 204:
+        coding = values[b"transfer-encoding"].lower()
+        if content_length is not None or not is_http11:
+            raise UpstreamProtocolError("conflicting framing fields")
+        if coding != b"chunked" or b"transfer-encoding" in repeated:
+            raise UpstreamProtocolError("transfer coding other than chunked")
+        is_chunked = has_body
+    tokens = _tokens(fields, values, b"connection")
+    return ResponseHead(
+        status=status,
+        reason=line[3] or b"",
+        is_http11=is_http11,
+        fields=tuple(fields),
+        values=values,
+        content_length=content_length,
+        is_chunked=is_chunked,
+        has_body=has_body,
+        keeps_alive=is_http11 and b"close" not in tokens,
+        connection_tokens=tokens,
+    )
+
+
+# ------------------------------------------------------------------------------------ chunked bodies
+
+
+class ChunkedError(Exception):
+    """The chunked framing is broken; the connection cannot be used any further."""
+
+
+class ChunkedDecoder:
+    """Decode a chunked body from any pieces of it (RFC 9112 §7.1).
+
+    ``feed(data)`` returns the payload pieces in order. After the last chunk and its trailer section
+    ``is_complete`` is true and ``rest`` holds the bytes that follow the body. Extensions and trailers are
+    discarded. States: SIZE line → DATA → CRLF → SIZE … → TRAILER lines → complete.
+    """
+
+    __slots__ = ("_left", "_line", "_state", "_trailer_bytes", "excess_bytes", "is_complete", "rest")
+
+    def __init__(self) -> None:
+        self._state = _SIZE
+        self._left = 0
+        self._line = b""
+        self._trailer_bytes = 0
+        self.excess_bytes = 0
+        self.is_complete = False
+        self.rest = b""
+
+    def __repr__(self) -> str:
+        return f"ChunkedDecoder({_STATE_NAMES[self._state]} left={self._left} complete={self.is_complete})"
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """Return payload pieces of ``data``; raise ChunkedError when the framing is broken."""
+        pieces: list[bytes] = []
+        at = 0
+        size = len(data)
+        while at < size:
+            if self._state == _DATA:
+                end = min(size, at + self._left)
+                pieces.append(data[at:end] if at or end < size else data)
+                self._left -= end - at
+                self.excess_bytes = max(0, self.excess_bytes - (end - at))
+                at = end
+                if not self._left:
+                    self._state = _DATA_END
+                continue
+            end = data.find(b"\n", at)
+            stop = size if end < 0 else end + 1
+            self._line += data[at:stop]
+            if len(self._line) > MAX_CHUNK_LINE_BYTES and self._state != _TRAILER:
+                raise ChunkedError("chunk line too long")
+            if self._state == _TRAILER and self._trailer_bytes + len(self._line) > MAX_RESPONSE_HEAD_BYTES:
+                raise ChunkedError("trailer section too large")
+            self._account(stop - at)
+            at = stop
+            if end < 0:
+                self._check_partial()
+                break
+            line, self._line = self._line, b""
+            self._end_line(line)
+            if self.is_complete:
+                self.rest = data[at:]
+                break
+        return pieces
+
+    def _account(self, framing_bytes: int) -> None:
+        self.excess_bytes += framing_bytes
+        if self.excess_bytes > MAX_FRAMING_EXCESS_BYTES:
+            raise ChunkedError("framing bytes exceed the data by too much")
+
+    def _check_partial(self) -> None:
+        # Data that runs past its declared size shows at once, without waiting for a line end.
+        if self._state == _DATA_END and self._line != b"\r":
+            raise ChunkedError("chunk data is not followed by CRLF")
+
+    def _end_line(self, line: bytes) -> None:
+        if not line.endswith(b"\r\n") or b"\r" in line[:-2]:
+            raise ChunkedError("a line of the chunked framing does not end with CRLF")
+        if self._state == _SIZE:
+            match = _CHUNK_SIZE.fullmatch(line[:-2])
+            if match is None:
+                raise ChunkedError("malformed chunk size")
+            self._left = int(match[1], 16)
+            self._state = _DATA if self._left else _TRAILER
+        elif self._state == _DATA_END:
+            if line != b"\r\n":
+                raise ChunkedError("chunk data is not followed by CRLF")
+            self._state = _SIZE
+        elif line == b"\r\n":
+            self.is_complete = True
+        else:
+            self._trailer_bytes += len(line)
+
+
+_SIZE, _DATA, _DATA_END, _TRAILER = range(4)
+_STATE_NAMES: Final = ("SIZE", "DATA", "DATA_END", "TRAILER")

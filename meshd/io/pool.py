@@ -1,0 +1,133 @@
+"""Keep-alive connections to upstreams, one pool for each I/O process (upstream.md §1).
+
+Idle connections are kept per origin, the most recently used one is taken first. A busy connection
+belongs to its exchange; `release` takes it back if the exchange left it clean, else closes it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from meshd.io.upstream import UpstreamConnection, UpstreamFailure
+
+MAX_IDLE_PER_ORIGIN: Final = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where an origin listens: TCP host and port, or an abstract Unix socket (``unix_path``)."""
+
+    key: str
+    host: str = ""
+    port: int = 0
+    is_tls: bool = False
+    unix_path: str = ""
+
+
+class UpstreamPool:
+    """All upstream connections of one I/O process."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        *,
+        idle_timeout_s: float,
+        connect_timeout_s: float,
+        tls: ssl.SSLContext | None = None,
+        on_count: Callable[[int], None] = lambda _delta: None,
+    ) -> None:
+        self._loop = loop
+        self._idle_timeout_s = idle_timeout_s
+        self._connect_timeout_s = connect_timeout_s
+        self._tls = tls
+        self._on_count = on_count
+        self._idle: dict[str, list[UpstreamConnection]] = {}
+        self._open: set[UpstreamConnection] = set()
+
+    def __repr__(self) -> str:
+        idle = sum(len(stack) for stack in self._idle.values())
+        return f"UpstreamPool(open={len(self._open)} idle={idle} busy={len(self._open) - idle})"
+
+    def try_idle(self, address: Address) -> UpstreamConnection | None:
+        """Return a usable idle connection, or None."""
+        stack = self._idle.get(address.key)
+        fresh_after = self._loop.time() - self._idle_timeout_s
+        while stack:
+            connection = stack.pop()
+            if not connection.is_closed and connection.idle_since > fresh_after:
+                return connection
+            connection.close()
+        return None
+
+    async def connect(self, address: Address) -> UpstreamConnection:
+        """Open a fresh connection; raise UpstreamFailure with the code of the cause."""
+
+        def factory() -> UpstreamConnection:
+            return UpstreamConnection(address.key, self._loop, self._forget)
+
+        try:
+            async with asyncio.timeout(self._connect_timeout_s):
+                if address.unix_path:
+                    _, connection = await self._loop.create_unix_connection(factory, address.unix_path)
+                else:
+                    _, connection = await self._loop.create_connection(
+                        factory,
+                        address.host,
+                        address.port,
+                        ssl=self._tls if address.is_tls else None,
+                        server_hostname=address.host if address.is_tls else None,
+                    )
+        except TimeoutError as error:
+            raise UpstreamFailure("upstream_connect_timeout", "connect timer", False, False) from error
+        except (OSError, ssl.SSLError, socket.gaierror) as error:
+            raise UpstreamFailure("upstream_connection_failed", str(error), False, False) from error
+        self._open.add(connection)
+        self._on_count(1)
+        return connection
+
+    def release(self, connection: UpstreamConnection) -> None:
+        """Take back a connection whose exchange has ended."""
+        stack = self._idle.setdefault(connection.key, [])
+        if not connection.is_reusable or self._idle_timeout_s <= 0 or len(stack) >= MAX_IDLE_PER_ORIGIN:
+            connection.close()
+            return
+        connection.resume_reading()  # an idle connection is watched for its end
+        connection.is_busy = False
+        connection.served += 1
+        connection.idle_since = self._loop.time()
+        stack.append(connection)
+
+    def busy(self) -> list[UpstreamConnection]:
+        return [connection for connection in self._open if connection.is_busy]
+
+    def sweep(self) -> None:
+        """Close idle connections that are too old to be used again; call about once a second."""
+        fresh_after = self._loop.time() - self._idle_timeout_s
+        for key in list(self._idle):
+            stack = self._idle[key]
+            for connection in [c for c in stack if c.idle_since <= fresh_after]:
+                connection.close()
+            if not stack:
+                del self._idle[key]
+
+    def close_idle(self, key: str) -> None:
+        for connection in list(self._idle.get(key, ())):
+            connection.close()
+
+    def close_all(self) -> None:
+        for connection in list(self._open):
+            connection.close()
+
+    def _forget(self, connection: UpstreamConnection) -> None:
+        if connection not in self._open:
+            return
+        self._open.discard(connection)
+        self._on_count(-1)
+        stack = self._idle.get(connection.key)
+        if stack and connection in stack:
+            stack.remove(connection)

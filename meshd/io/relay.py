@@ -1,0 +1,213 @@
+"""Move one response from an upstream to the client, under back-pressure both ways.
+
+The relay is the sink of an upstream connection. It writes the head, passes the body on as it arrives,
+and ends the client's framing. It decides nothing: a broken upstream is handled by the failure contract
+of upstream.md §8, which is all in `_fail`.
+
+    length    the upstream declared Content-Length: bytes pass, a cut shows as a short body
+    chunked   HTTP/1.1 client, length unknown
+    close     HTTP/1.0 client, length unknown: the end of the connection is the end
+    none      no body (HEAD, 204, 304)
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+import orjson
+
+from meshd.api.dialects import StreamDialect, error_event
+from meshd.io.downstream import DownstreamConnection
+from meshd.io.http1 import ResponseHead
+from meshd.io.sse import SseRelay, Usage
+from meshd.io.upstream import UpstreamConnection, UpstreamFailure
+
+MAX_OBSERVED_BODY_BYTES: Final = 1 << 20
+
+_MESSAGES: Final = {
+    "upstream_connection_failed": "The upstream closed the connection before the response was complete.",
+    "upstream_timeout": "The upstream sent nothing for too long.",
+    "upstream_protocol_error": "The upstream ended the response without completing it.",
+    "admission_closed": "The server is shutting down.",
+}
+
+
+class Relay:
+    """One response on its way to one client; `done` resolves to its outcome when nothing more will come.
+
+    Outcomes: `completed`, `backend_error` (the upstream's own error event), `body_error`. ``is_cut``
+    says that the client's connection was or must be closed to show a truncation.
+    """
+
+    __slots__ = (
+        "_body",
+        "_done",
+        "_downstream",
+        "_event_dialect",
+        "_framing",
+        "_has_started",
+        "_sse",
+        "_upstream",
+        "bytes_out",
+        "failure",
+        "first_token_at",
+        "is_cut",
+        "observes_body",
+        "outcome",
+        "skipped_observation",
+        "usage",
+    )
+
+    def __init__(
+        self,
+        downstream: DownstreamConnection,
+        upstream: UpstreamConnection,
+        head: ResponseHead,
+        *,
+        framing: str,
+        event_dialect: StreamDialect | None,
+        sse: SseRelay | None,
+        observes_body: bool,
+    ) -> None:
+        self._downstream = downstream
+        self._upstream = upstream
+        self._framing = framing
+        self._event_dialect = event_dialect
+        self._sse = sse
+        self._done: asyncio.Future[str] | None = None
+        self._body: list[bytes] = []
+        self.observes_body = observes_body
+        self.bytes_out = 0
+        self.outcome = ""
+        self.is_cut = False
+        self.failure: UpstreamFailure | None = None
+        self.first_token_at = 0.0
+        self.usage = sse.usage if sse is not None else Usage()
+        self.skipped_observation = ""
+
+    def __repr__(self) -> str:
+        return f"Relay({self._framing} out={self.bytes_out} outcome={self.outcome or 'running'} {self._sse!r})"
+
+    async def run(self, head: bytes) -> str:
+        """Write ``head``, then relay until the response has ended; return the outcome."""
+        self._downstream.write(head)
+        if self._downstream.is_write_paused:
+            self.pause()
+        self._upstream.attach(self)
+        if not self.outcome:
+            self._done = asyncio.get_running_loop().create_future()
+            return await self._done
+        return self.outcome
+
+    def pause(self) -> None:
+        """The client reads too slowly: stop reading its upstream."""
+        self._upstream.pause_reading()
+
+    def resume(self) -> None:
+        self._upstream.resume_reading()
+
+    # ------------------------------------------------------------------------- what the upstream calls
+
+    def body_data(self, data: bytes) -> None:
+        sse = self._sse
+        if sse is not None:
+            had_token = sse.has_first_token
+            data = sse.feed(data)
+            if sse.has_first_token and not had_token:
+                self.first_token_at = self._upstream.last_byte_at
+            if not data:
+                return
+        elif self.observes_body:
+            self._observe(data)
+        self._send(data)
+
+    def body_end(self) -> None:
+        sse = self._sse
+        if sse is not None:
+            needs_end = sse.is_observing and self._event_dialect is not None
+            if needs_end and not sse.has_ended:
+                rest = sse.finish()
+                if not sse.has_ended:
+                    self._fail(UpstreamFailure("upstream_protocol_error", "no end of stream", True, True))
+                    return
+                self._send(rest)
+            else:
+                self._send(sse.finish())
+        elif self.observes_body and self._body:
+            self._read_usage()
+        if self._framing == "chunked":
+            self._downstream.write(b"0\r\n\r\n")
+        self._end("backend_error" if sse is not None and sse.has_error_event else "completed")
+
+    def body_failed(self, failure: UpstreamFailure) -> None:
+        sse = self._sse
+        if sse is not None and sse.is_success and self._framing == "chunked":
+            # A cut after the API's own success marker is a normal end.
+            self._send(sse.finish())
+            self._downstream.write(b"0\r\n\r\n")
+            self._end("completed")
+            return
+        self._fail(failure)
+
+    # ----------------------------------------------------------------------------------------- inside
+
+    def _send(self, data: bytes) -> None:
+        if not data:
+            return
+        self.bytes_out += len(data)
+        if self._framing == "chunked":
+            self._downstream.write(b"%x\r\n%b\r\n" % (len(data), data))
+        elif self._framing != "none":
+            self._downstream.write(data)
+
+    def _fail(self, failure: UpstreamFailure) -> None:
+        """Show the client a broken response, in the words of its API where it can still be told."""
+        self.failure = failure
+        sse = self._sse
+        can_tell = (
+            sse is not None
+            and self._event_dialect is not None
+            and sse.is_observing
+            and not sse.has_sent_partial
+            and self._framing in ("chunked", "close")
+        )
+        self.is_cut = True
+        if can_tell and sse is not None and not sse.has_error_event:
+            assert self._event_dialect is not None
+            event = error_event(
+                self._event_dialect,
+                failure.code,
+                _MESSAGES.get(failure.code, _MESSAGES["upstream_connection_failed"]),
+                sse.last_sequence_number + 1,
+            )
+            self._send(event)
+        if can_tell and self._framing == "chunked":
+            self._downstream.write(b"0\r\n\r\n")
+        elif not can_tell:
+            self._downstream.abort()
+        self._end("backend_error" if sse is not None and sse.has_error_event else "body_error")
+
+    def _end(self, outcome: str) -> None:
+        if self.outcome:
+            return
+        self.outcome = outcome
+        if self._done is not None and not self._done.done():
+            self._done.set_result(outcome)
+
+    def _observe(self, data: bytes) -> None:
+        self._body.append(data)
+        if self.bytes_out + len(data) > MAX_OBSERVED_BODY_BYTES:
+            self.observes_body = False
+            self.skipped_observation = "body_too_large"
+            self._body.clear()
+
+    def _read_usage(self) -> None:
+        body = self._body[0] if len(self._body) == 1 else b"".join(self._body)
+        self._body = []
+        try:
+            payload = orjson.loads(body)
+        except orjson.JSONDecodeError:
+            return
+        if isinstance(payload, dict):
+            self.usage.merge_payload(payload, self._event_dialect == "messages")

@@ -1,0 +1,299 @@
+"""Watch a server-sent-event stream as its bytes pass (http.md §16, endpoints.md §10). Pure.
+
+`SseRelay.feed(data)` returns the bytes that may go to the client now: complete events, unchanged. The
+bytes of an incomplete event are held, so that an upstream that breaks never leaves half an event in the
+client's parser; past 64 KiB they flow through unheld, and ``has_sent_partial`` says so.
+
+Observation sees whole events only, so it cannot depend on how the bytes were cut. Most events are not
+parsed: before the first token every event is, afterwards only blocks that contain a marker of interest
+(`usage`, `error`, a terminal event). JSON with these names written as escapes is not counted, only
+relayed. An event over 1 MiB switches observation off.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Final
+
+import orjson
+
+MAX_HELD_BYTES: Final = 65536
+MAX_EVENT_BYTES: Final = 1 << 20
+
+_OPENAI_MARKS: Final = re.compile(rb'\[DONE\]|"usage"|"error"|"meta_info"')
+_MESSAGES_MARKS: Final = re.compile(rb'"usage"|message_stop|"error"')
+_RESPONSES_MARKS: Final = re.compile(rb'"usage"|response\.(?:completed|failed|incomplete)|"error"')
+_SEQUENCE: Final = re.compile(rb'"sequence_number"\s*:\s*(\d{1,18})')
+
+
+class Usage:
+    """Token counts as the upstream reported them; -1 while unknown. The latest value of each wins."""
+
+    __slots__ = ("_cache_read", "_cache_write", "_input", "_output")
+
+    def __init__(self) -> None:
+        self._input = self._output = -1
+        self._cache_read = self._cache_write = 0
+
+    def __repr__(self) -> str:
+        return f"Usage(in={self.input_tokens} out={self.output_tokens})"
+
+    @property
+    def is_known(self) -> bool:
+        return self._input >= 0 or self._output >= 0
+
+    @property
+    def input_tokens(self) -> int:
+        return self._input + self._cache_read + self._cache_write if self._input >= 0 else 0
+
+    @property
+    def output_tokens(self) -> int:
+        return max(0, self._output)
+
+    def merge(self, usage: object, is_messages: bool) -> None:
+        """Take the numbers of one usage object; anything else is ignored."""
+        if not isinstance(usage, dict):
+            return
+        self._input = _number(usage, ("prompt_tokens", "input_tokens"), self._input)
+        self._output = _number(usage, ("completion_tokens", "output_tokens"), self._output)
+        if is_messages:
+            self._cache_write = _number(usage, ("cache_creation_input_tokens",), self._cache_write)
+            self._cache_read = _number(usage, ("cache_read_input_tokens",), self._cache_read)
+
+    def merge_payload(self, payload: dict[str, Any], is_messages: bool) -> None:
+        """Take usage from wherever an event or a body carries it."""
+        for holder in (payload, payload.get("response"), payload.get("message")):
+            if isinstance(holder, dict):
+                self.merge(holder.get("usage"), is_messages)
+        self.merge(payload.get("meta_info"), is_messages)
+
+
+def _number(usage: dict[str, Any], names: tuple[str, ...], default: int) -> int:
+    for name in names:
+        value = usage.get(name)
+        if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+            return value
+    return default
+
+
+class SseRelay:
+    """One SSE response of one endpoint: what to relay now, and what was seen.
+
+    ``api``: `openai` (chat, completions, generate), `messages`, `responses`, or empty for a stream that
+    is relayed but has no end of its own.
+    """
+
+    __slots__ = (
+        "_api",
+        "_at_terminal",
+        "_carry",
+        "_held",
+        "_marks",
+        "has_ended",
+        "has_error_event",
+        "has_first_token",
+        "has_sent_partial",
+        "is_observing",
+        "is_success",
+        "last_sequence_number",
+        "usage",
+    )
+
+    def __init__(self, api: str) -> None:
+        self._api = api
+        self._marks = {"messages": _MESSAGES_MARKS, "responses": _RESPONSES_MARKS}.get(api, _OPENAI_MARKS)
+        self._held = b""  # not sent yet: the beginning of an incomplete event
+        self._carry = b""  # sent already, but needed to observe the event it began
+        self.is_observing = bool(api)
+        self.has_sent_partial = False
+        self.has_first_token = False
+        self.has_ended = False  # the API's own end of stream was seen
+        self.is_success = False
+        self.has_error_event = False
+        self.last_sequence_number = -1
+        self.usage = Usage()
+
+    def __repr__(self) -> str:
+        return (
+            f"SseRelay({self._api or '-'} held={len(self._held)} ended={self.has_ended} "
+            f"success={self.is_success} {self.usage!r})"
+        )
+
+    @property
+    def has_held(self) -> bool:
+        return bool(self._held)
+
+    def feed(self, data: bytes) -> bytes:
+        """Return what may be relayed now; bytes of an incomplete event stay here."""
+        pending = self._held + data if self._held else data
+        end = _last_boundary(pending)
+        if end < 0:
+            return self._hold(pending)
+        block, self._held = (pending, b"") if end == len(pending) else (pending[:end], pending[end:])
+        if self.is_observing and not self.has_ended:
+            self._observe(self._carry + block if self._carry else block)
+        self._carry = b""
+        self.has_sent_partial = False
+        if len(self._held) > MAX_HELD_BYTES:
+            block += self._hold(self._held)
+        return block
+
+    def _hold(self, pending: bytes) -> bytes:
+        if not self.has_sent_partial and len(pending) <= MAX_HELD_BYTES:
+            self._held = pending
+            return b""
+        # Too long to hold: it flows. A boundary may straddle pieces, so the last 3 bytes stay behind.
+        self.has_sent_partial = True
+        keep = pending[-3:]
+        flow = pending[:-3]
+        self._held = keep
+        if self.is_observing:
+            self._carry += flow
+            if len(self._carry) > MAX_EVENT_BYTES:
+                self.is_observing = False
+                self._carry = b""
+        return flow
+
+    def finish(self) -> bytes:
+        """Return the bytes still held at a clean end of the body; they are the client's too."""
+        rest, self._held = self._held, b""
+        if rest and self.is_observing and not self.has_ended:
+            self._observe(self._carry + rest)
+        return rest
+
+    def _observe(self, block: bytes) -> None:
+        needs_parse = not self.has_first_token or self._marks.search(block) is not None
+        if self._api == "responses":
+            numbers = _SEQUENCE.findall(block)
+            if numbers:
+                self.last_sequence_number = int(numbers[-1])
+        if not needs_parse:
+            return
+        for event in split_events(block):
+            if self.has_ended:
+                return
+            self._observe_event(event)
+
+    def _observe_event(self, data: bytes) -> None:
+        if not data:
+            return
+        if data == b"[DONE]":
+            if self._api == "openai":
+                self.has_ended = self.is_success = True
+            return
+        try:
+            payload = orjson.loads(data)
+        except orjson.JSONDecodeError:
+            return
+        if not isinstance(payload, dict):
+            return
+        self.usage.merge_payload(payload, self._api == "messages")
+        if not self.has_first_token and carries_output(self._api, payload):
+            self.has_first_token = True
+        self._note_end(payload)
+
+    def _note_end(self, payload: dict[str, Any]) -> None:
+        kind = payload.get("type")
+        if self._api == "openai":
+            if payload.get("error") is not None:
+                self.has_ended = self.has_error_event = True
+        elif kind == "error":
+            self.has_ended = self.has_error_event = True
+        elif self._api == "messages" and kind == "message_stop":
+            self.has_ended = self.is_success = True
+        elif self._api == "responses" and kind in ("response.completed", "response.incomplete"):
+            self.has_ended = self.is_success = True
+        elif self._api == "responses" and kind == "response.failed":
+            self.has_ended = self.has_error_event = True
+
+
+def _last_boundary(data: bytes) -> int:
+    """Return the offset just past the last blank line of ``data``, or -1."""
+    plain = data.rfind(b"\n\n")
+    crlf = data.rfind(b"\n\r\n")
+    return max(plain + 2 if plain >= 0 else -1, crlf + 3 if crlf >= 0 else -1)
+
+
+def split_events(block: bytes) -> list[bytes]:
+    """Return the joined data of each event in ``block`` (whole events; LF or CRLF)."""
+    if b"\r" in block:
+        block = block.replace(b"\r\n", b"\n")
+    events = []
+    for event in block.split(b"\n\n"):
+        lines = []
+        for line in event.split(b"\n"):
+            if line.startswith(b"data:"):
+                lines.append(line[6:] if line.startswith(b"data: ") else line[5:])
+            elif line == b"data":
+                lines.append(b"")
+        if lines:
+            events.append(lines[0] if len(lines) == 1 else b"\n".join(lines))
+    return events
+
+
+def carries_output(api: str, payload: dict[str, Any]) -> bool:
+    """Say whether an event carries output of the model (the first one stops the TTFT clock)."""
+    if api == "messages":
+        return _messages_output(payload)
+    if api == "responses":
+        return _responses_output(payload)
+    return _openai_output(payload)
+
+
+_DELTA_TEXTS: Final = ("content", "reasoning_content", "reasoning", "refusal")
+
+
+def _openai_output(payload: dict[str, Any]) -> bool:
+    if payload.get("text") or payload.get("output_ids"):
+        return True
+    choices = payload.get("choices")
+    if not isinstance(choices, list):
+        return False
+    for choice in choices:
+        if not isinstance(choice, dict):
+            continue
+        if choice.get("text"):
+            return True
+        delta = choice.get("delta")
+        if not isinstance(delta, dict):
+            continue
+        if any(delta.get(name) for name in _DELTA_TEXTS):
+            return True
+        calls = delta.get("tool_calls")
+        functions = [c.get("function") for c in calls if isinstance(c, dict)] if isinstance(calls, list) else []
+        functions.append(delta.get("function_call"))
+        if any(isinstance(f, dict) and (f.get("name") or f.get("arguments")) for f in functions):
+            return True
+    return False
+
+
+def _messages_output(payload: dict[str, Any]) -> bool:
+    kind = payload.get("type")
+    if kind == "content_block_delta":
+        delta = payload.get("delta")
+        return isinstance(delta, dict) and any(delta.get(n) for n in ("text", "thinking", "partial_json"))
+    if kind == "content_block_start":
+        block = payload.get("content_block")
+        return isinstance(block, dict) and (
+            block.get("type") == "tool_use" or bool(block.get("text") or block.get("thinking"))
+        )
+    return False
+
+
+_RESPONSES_OUTPUT: Final = frozenset(
+    (
+        "response.output_text.delta",
+        "response.reasoning_text.delta",
+        "response.reasoning_summary_text.delta",
+        "response.function_call_arguments.delta",
+        "response.refusal.delta",
+    )
+)
+
+
+def _responses_output(payload: dict[str, Any]) -> bool:
+    kind = payload.get("type")
+    if kind == "response.output_item.added":
+        item = payload.get("item")
+        return isinstance(item, dict) and item.get("type") == "function_call"
+    return kind in _RESPONSES_OUTPUT

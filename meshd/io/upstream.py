@@ -1,0 +1,334 @@
+"""One HTTP/1.1 connection to an upstream: send a request, read one response, say how it ended.
+
+States, each left exactly once per exchange:
+
+    IDLE → AWAITING_HEAD (request written) → BODY → IDLE      a whole response, connection reusable
+                   │                          │
+                   └────────── CLOSED ────────┘               anything else
+
+The response head resolves the future that `start` returns. Body bytes then go to the sink attached by
+`attach`; what arrives before that is kept, bounded by pausing the socket. The end of a response is
+taken from its framing alone: bytes past it close the connection and are never relayed (http.md §14).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+from collections.abc import Callable
+from typing import Final, Protocol
+
+from meshd.io.http1 import (
+    MAX_RESPONSE_HEAD_BYTES,
+    ChunkedDecoder,
+    ChunkedError,
+    ResponseHead,
+    UpstreamProtocolError,
+    find_head_end,
+    parse_response_head,
+)
+
+MAX_INTERIM_RESPONSES: Final = 16
+MAX_UNATTACHED_BYTES: Final = 65536
+_LINGER_RESET: Final = struct.pack("ii", 1, 0)
+
+
+class UpstreamFailure(Exception):
+    """An exchange failed on the upstream's side.
+
+    ``code``: a code of errors.md §10. ``has_response_bytes``: whether any byte of a response had come.
+    ``was_sent``: whether the whole request had been handed to the socket.
+    """
+
+    def __init__(self, code: str, cause: str, has_response_bytes: bool, was_sent: bool) -> None:
+        super().__init__(cause)
+        self.code = code
+        self.cause = cause
+        self.has_response_bytes = has_response_bytes
+        self.was_sent = was_sent
+
+
+class BodySink(Protocol):
+    """Where the body of a response goes, as it arrives."""
+
+    def body_data(self, data: bytes) -> None: ...
+
+    def body_end(self) -> None: ...
+
+    def body_failed(self, failure: UpstreamFailure) -> None: ...
+
+
+class UpstreamConnection(asyncio.Protocol):
+    """One connection; owned by the pool while idle, by one exchange while busy."""
+
+    __slots__ = (
+        "_buffer",
+        "_chunked",
+        "_failure",
+        "_head",
+        "_head_end_scan",
+        "_interim",
+        "_left",
+        "_loop",
+        "_method",
+        "_on_closed",
+        "_pending",
+        "_response",
+        "_sink",
+        "deadline",
+        "idle_since",
+        "is_busy",
+        "is_closed",
+        "is_complete",
+        "is_paused",
+        "key",
+        "last_byte_at",
+        "served",
+        "transport",
+    )
+
+    def __init__(
+        self,
+        key: str,
+        loop: asyncio.AbstractEventLoop,
+        on_closed: Callable[[UpstreamConnection], None],
+    ) -> None:
+        self.key = key
+        self._loop = loop
+        self._on_closed = on_closed
+        self.transport: asyncio.Transport | None = None
+        self.is_busy = False
+        self.is_closed = False
+        self.is_paused = False
+        self.served = 0
+        self.idle_since = 0.0
+        self.deadline = 0.0  # of the first byte, set by the exchange; 0 for none
+        self.last_byte_at = 0.0
+        self._response: asyncio.Future[ResponseHead] | None = None
+        self._reset("")
+
+    def __repr__(self) -> str:
+        state = "closed" if self.is_closed else "busy" if self.is_busy else "idle"
+        return f"UpstreamConnection({self.key} {state} served={self.served} complete={self.is_complete})"
+
+    def _reset(self, method: str) -> None:
+        self._method = method
+        self._buffer = b""
+        self._head_end_scan = 0
+        self._interim = 0
+        self._head: ResponseHead | None = None
+        self._chunked: ChunkedDecoder | None = None
+        self._left = -1
+        self._pending: list[bytes] = []
+        self._sink: BodySink | None = None
+        self._failure: UpstreamFailure | None = None
+        self.is_complete = False
+
+    # ------------------------------------------------------------------------------- what others call
+
+    def start(self, method: str, head: bytes, body: memoryview | None) -> asyncio.Future[ResponseHead]:
+        """Write one request; the future gives the final response head or raises UpstreamFailure.
+
+        ``body`` is read until ``is_sent``: its owner keeps it until then.
+        """
+        assert self.transport is not None and not self.is_busy
+        self._reset(method)
+        self.is_busy = True
+        self.last_byte_at = self._loop.time()
+        self._response = self._loop.create_future()
+        self.transport.write(head)
+        if body is not None and len(body):
+            self.transport.write(body)
+        return self._response
+
+    @property
+    def is_sent(self) -> bool:
+        return self.transport is None or self.transport.get_write_buffer_size() == 0
+
+    def attach(self, sink: BodySink) -> None:
+        """Give the body to ``sink`` from now on, at once with what came already."""
+        pending, self._pending = self._pending, []
+        self._sink = sink
+        for data in pending:
+            sink.body_data(data)
+        if self._failure is not None:
+            sink.body_failed(self._failure)
+        elif self.is_complete:
+            sink.body_end()
+        elif self.is_paused:
+            self.resume_reading()
+
+    def pause_reading(self) -> None:
+        if self.transport is not None and not self.is_closed and not self.is_paused:
+            self.is_paused = True
+            self.transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        if self.transport is not None and not self.is_closed and self.is_paused:
+            self.is_paused = False
+            self.last_byte_at = self._loop.time()  # our own pause is not the upstream's silence
+            self.transport.resume_reading()
+
+    @property
+    def is_reusable(self) -> bool:
+        """Whether the finished exchange left the connection clean (upstream.md §1)."""
+        head = self._head
+        return (
+            self.is_complete
+            and not self.is_closed
+            and head is not None
+            and head.keeps_alive
+            and not head.is_close_delimited
+            and self.is_sent
+        )
+
+    def close(self) -> None:
+        """Close at once; unsent bytes are dropped, so that the upstream learns it in one round trip."""
+        self.is_busy = False
+        if not self.is_closed and self.transport is not None:
+            self.is_closed = True
+            self.transport.abort()
+        self._on_closed(self)
+
+    def fail(self, code: str, cause: str) -> None:
+        """End the exchange from our side (a timer, say) and close."""
+        self._fail(code, cause)
+        self.close()
+
+    # ------------------------------------------------------------------------------ asyncio callbacks
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self.transport = transport
+        sock = transport.get_extra_info("socket")
+        if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 30)
+
+    def data_received(self, data: bytes) -> None:
+        self.last_byte_at = self._loop.time()
+        if not self.is_busy or self.is_complete:
+            # Bytes past the end of a response: the response stands, the connection does not.
+            self.close()
+            return
+        if self._head is None:
+            self._read_head(data)
+        else:
+            self._read_body(data)
+
+    def eof_received(self) -> bool:
+        self._ended("the upstream closed the connection")
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.is_closed = True
+        self._ended("the upstream reset the connection" if exc else "the upstream closed the connection")
+        self.is_busy = False
+        self._on_closed(self)
+
+    # ----------------------------------------------------------------------------------------- inside
+
+    def _read_head(self, data: bytes) -> None:
+        buffer = self._buffer + data if self._buffer else data
+        while True:
+            end = find_head_end(buffer, self._head_end_scan)
+            if end < 0:
+                self._head_end_scan = max(0, len(buffer) - 3)
+                self._buffer = buffer
+                if len(buffer) > MAX_RESPONSE_HEAD_BYTES:
+                    self.fail("upstream_protocol_error", "response head too large")
+                return
+            try:
+                head = parse_response_head(buffer[:end], self._method)
+            except UpstreamProtocolError as error:
+                self.fail("upstream_protocol_error", str(error))
+                return
+            buffer = buffer[end:]
+            self._head_end_scan = 0
+            if head.status >= 200:
+                break
+            self._interim += 1
+            if self._interim > MAX_INTERIM_RESPONSES:
+                self.fail("upstream_protocol_error", "too many interim responses")
+                return
+        self._buffer = b""
+        self._head = head
+        if head.is_chunked:
+            self._chunked = ChunkedDecoder()
+        elif not head.has_body:
+            self._left = 0
+        elif head.content_length is not None:
+            self._left = head.content_length
+        # else: close-delimited, _left stays -1
+        if self._left == 0:
+            self._complete(buffer)
+        elif buffer:
+            self._read_body(buffer)
+        response = self._response
+        if response is not None and not response.done():
+            response.set_result(head)
+
+    def _read_body(self, data: bytes) -> None:
+        if self._chunked is not None:
+            self._read_chunked(data)
+        elif self._left < 0:
+            self._deliver(data)
+        elif len(data) < self._left:
+            self._left -= len(data)
+            self._deliver(data)
+        else:
+            left = self._left
+            self._left = 0
+            excess = data[left:]
+            self._deliver(data[:left] if excess else data)
+            self._complete(excess)
+
+    def _read_chunked(self, data: bytes) -> None:
+        assert self._chunked is not None
+        try:
+            pieces = self._chunked.feed(data)
+        except ChunkedError as error:
+            self.fail("upstream_protocol_error", str(error))
+            return
+        if pieces:
+            self._deliver(pieces[0] if len(pieces) == 1 else b"".join(pieces))
+        if self._chunked.is_complete and not self.is_closed:
+            self._complete(self._chunked.rest)
+
+    def _deliver(self, data: bytes) -> None:
+        if self._sink is not None:
+            self._sink.body_data(data)
+            return
+        self._pending.append(data)
+        if sum(map(len, self._pending)) > MAX_UNATTACHED_BYTES:
+            self.pause_reading()
+
+    def _complete(self, excess: bytes) -> None:
+        self.is_complete = True
+        if excess:
+            self.is_closed = True
+            if self.transport is not None:
+                self.transport.abort()
+        if self._sink is not None:
+            self._sink.body_end()
+
+    def _ended(self, cause: str) -> None:
+        if not self.is_busy or self.is_complete or self._failure is not None:
+            return
+        if self._head is not None and self._head.is_close_delimited and cause.endswith("closed the connection"):
+            self._complete(b"")
+            return
+        self._fail("upstream_connection_failed", cause)
+
+    def _fail(self, code: str, cause: str) -> None:
+        if self._failure is not None or self.is_complete:
+            return
+        has_bytes = self._head is not None or bool(self._buffer) or self._interim > 0
+        self._failure = UpstreamFailure(code, cause, has_bytes, self.is_sent)
+        response = self._response
+        if response is not None and not response.done():
+            response.set_exception(self._failure)
+        elif self._sink is not None:
+            self._sink.body_failed(self._failure)

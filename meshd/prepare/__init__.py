@@ -1,0 +1,1 @@
+"""The preparation pool: bodies go in through shared memory, routing views come out."""

@@ -1,0 +1,1 @@
+"""Which upstream is best: the set of upstreams, load, policies, placement."""

@@ -1,0 +1,1 @@
+"""One small pure file a policy."""
