@@ -1,0 +1,91 @@
+"""Checks of single values that bounds and choices cannot express.
+
+Each takes a value of the setting's kind, and returns it, in normal form where there is one, or raises
+``ValueError`` with words that can follow the setting's name and a colon.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from itertools import pairwise
+from typing import Final
+
+from meshd.config.urls import normalize_url
+
+_TOKEN: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")  # RFC 9110 §5.6.2
+_FIELD_VALUE: Final = re.compile(r"[\x21-\x7e]([\x20-\x7e\t]*[\x21-\x7e])?")  # RFC 9110 §5.5, ASCII only
+_CPU_LIST: Final = re.compile(r"\d+(-\d+)?(,\d+(-\d+)?)*")
+_MAX_CPU: Final = 8191  # CONFIG_NR_CPUS of the largest kernels
+
+
+def check_address(value: str) -> str:
+    """Accept a literal IPv4 or IPv6 address, with or without brackets; return it without."""
+    bare = value[1:-1] if value.startswith("[") and value.endswith("]") else value
+    try:
+        ipaddress.ip_address(bare)
+    except ValueError as exc:
+        raise ValueError(f"{value!r} is not an IPv4 or IPv6 address (this host alone: 127.0.0.1)") from exc
+    return bare
+
+
+def check_urls(value: tuple[str, ...]) -> tuple[str, ...]:
+    """Normalise upstream URLs; ``meshd.config.rules`` looks for equal ones."""
+    return tuple(normalize_url(url) for url in value)
+
+
+def check_header_value(value: str) -> str:
+    """Accept what may stand in a header; the value itself, a secret, is never quoted."""
+    if value and not _FIELD_VALUE.fullmatch(value):
+        raise ValueError("not a legal header value: printable ASCII, no space at either end")
+    return value
+
+
+def check_header_names(value: tuple[str, ...]) -> tuple[str, ...]:
+    """Accept header names; return them in lower case."""
+    for name in value:
+        if not _TOKEN.fullmatch(name):
+            raise ValueError(f"{name!r} is not a header name")
+    return tuple(name.lower() for name in value)
+
+
+def check_path(value: str) -> str:
+    """Accept the path of a request line."""
+    if (
+        not value.startswith("/")
+        or not value.isascii()
+        or any(char <= " " or char in "#\x7f" for char in value)
+    ):
+        raise ValueError(f"{value!r} is not a path that starts with /")
+    return value
+
+
+def check_ascending(value: tuple[float, ...]) -> tuple[float, ...]:
+    """Accept bucket bounds: at least one, each above the one before."""
+    if not value:
+        raise ValueError("needs at least one number")
+    for low, high in pairwise(value):
+        if low >= high:
+            raise ValueError(f"must ascend, but {high:g} follows {low:g}")
+    return value
+
+
+def check_cpu_list(value: str) -> str:
+    """Accept a list such as ``0-7,16``, or nothing."""
+    if value:
+        expand_cpu_list(value)
+    return value
+
+
+def expand_cpu_list(value: str) -> tuple[int, ...]:
+    """Return the CPU numbers of a list such as ``0-7,16``, ascending."""
+    if not _CPU_LIST.fullmatch(value):
+        raise ValueError(f"{value!r} is not a list of CPUs such as 0-7,16")
+    cpus: set[int] = set()
+    for part in value.split(","):
+        first, _, last = part.partition("-")
+        low, high = int(first), int(last or first)
+        if low > high or high > _MAX_CPU:
+            raise ValueError(f"{part!r} is not a range of CPUs")
+        cpus.update(range(low, high + 1))
+    return tuple(sorted(cpus))

@@ -1,0 +1,297 @@
+"""Every setting of meshd, declared once.
+
+Flags, variables, file keys, help, ``--print-config`` and docs/settings.md derive from this dataclass; a
+new setting is one more attribute here. 0 (or −1, where 0 means something) stands for "derive it".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from functools import partial
+from typing import Any, Final
+
+from meshd.config import checks
+from meshd.config.declaration import Setting, declared_settings, setting
+from meshd.config.workers import WorkerSpec
+
+_DURATION_BUCKETS: Final = (
+    0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0,
+    10.0, 15.0, 30.0, 45.0, 60.0, 90.0, 120.0, 180.0, 240.0,
+)  # fmt: skip
+_REQUEST_ID_HEADERS: Final = ("x-request-id", "x-correlation-id", "x-trace-id", "request-id")
+_POLICIES: Final = ("random", "round_robin", "power_of_two", "least_load", "prefix_hash")
+
+_listener = partial(setting, section="Listeners", takes_effect="restart")
+_upstreams = partial(setting, section="Upstreams", takes_effect="live")
+_routing = partial(setting, section="Routing", takes_effect="live")
+_admission = partial(setting, section="Admission", takes_effect="live")
+_request = partial(setting, section="Requests", takes_effect="live")
+_timer = partial(setting, section="Timeouts", takes_effect="live", unit="s", above=0)
+_health = partial(setting, section="Health checks", takes_effect="live")
+_process = partial(setting, section="Processes and CPUs", takes_effect="restart")
+_prepare = partial(setting, section="Preparation", takes_effect="new processes")
+_log = partial(setting, section="Log", takes_effect="new processes")
+_shutdown = partial(setting, section="Shutdown", takes_effect="live", unit="s", minimum=0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """The settings of one start or reload; every process holds the same."""
+
+    host: str = _listener(
+        "0.0.0.0",
+        help="Address of the traffic listener, IPv4 or IPv6.",
+        metavar="ADDRESS",
+        check=checks.check_address,
+    )
+    port: int = _listener(
+        30000,
+        help="Port of the traffic listener; 0: chosen by the system and logged.",
+        metavar="PORT",
+        minimum=0,
+        maximum=65535,
+    )
+    prometheus_host: str = _listener(
+        "0.0.0.0", help="Address of the metrics listener.", metavar="ADDRESS", check=checks.check_address
+    )
+    prometheus_port: int = _listener(
+        29000,
+        help="Port of the metrics listener; 0: chosen by the system and logged.",
+        metavar="PORT",
+        minimum=0,
+        maximum=65535,
+    )
+    prometheus_duration_buckets: tuple[float, ...] = _listener(
+        _DURATION_BUCKETS,
+        help="Upper bounds of the buckets of request durations, ascending.",
+        unit="s",
+        above=0,
+        check=checks.check_ascending,
+    )
+
+    worker_urls: tuple[str, ...] = _upstreams(
+        (), help="URLs of inference servers, http or https.", metavar="URL", check=checks.check_urls
+    )
+    workers: tuple[WorkerSpec, ...] = _upstreams(
+        (),
+        help="More inference servers, each a [[workers]] table of the file: url, api_key, model_id,"
+        " priority, cost, labels.",
+    )
+    api_key: str = _upstreams(
+        "",
+        help="Credential sent to the servers of --worker-urls, and to those of [[workers]] without a key"
+        " of their own. Not inbound authentication.",
+        metavar="KEY",
+        is_secret=True,
+        check=checks.check_header_value,
+    )
+    demo: int = _upstreams(
+        0,
+        help="Start this many bundled deterministic servers on loopback and register them.",
+        takes_effect="restart",
+        minimum=0,
+        maximum=1024,
+    )
+    enable_igw: bool = _upstreams(
+        False, help="Accepted for compatibility; serving several models is always on."
+    )
+
+    policy: str = _routing(
+        "power_of_two",
+        help="How a server is picked among the candidates; the default is provisional.",
+        choices=_POLICIES,
+        takes_effect="new processes",
+    )
+    prefix_token_count: int = _routing(
+        256,
+        help="Policy prefix_hash: tokens of the prompt that are hashed.",
+        unit="tokens",
+        minimum=1,
+        takes_effect="new processes",
+    )
+    prefix_hash_load_factor: float = _routing(
+        1.25,
+        help="Policy prefix_hash: load over the mean above which the next server is taken.",
+        minimum=1,
+        takes_effect="new processes",
+    )
+
+    max_concurrent_requests: int = _admission(
+        -1, help="Requests that may run at once on this node; 0 or less: no bound.", default_text="no bound"
+    )
+    queue_size: int = _admission(
+        100, help="Requests that may wait for a free place; 0: refuse at once.", unit="requests", minimum=0
+    )
+    queue_timeout_secs: float = _admission(60.0, help="Longest wait for a free place.", unit="s", minimum=0)
+
+    max_payload_size: int = _request(
+        536870912, help="Largest request body; above it 413.", unit="bytes", minimum=1
+    )
+    body_memory_bytes: int = _request(
+        0,
+        help="Memory for request bodies on this node.",
+        unit="bytes",
+        minimum=0,
+        default_text="25 % of the smaller of RAM and cgroup limit",
+        takes_effect="restart",
+    )
+    max_header_bytes: int = _request(65536, help="Largest request head.", unit="bytes", minimum=1024)
+    max_headers: int = _request(256, help="Most field lines in a request head.", unit="lines", minimum=16)
+    request_id_headers: tuple[str, ...] = _request(
+        _REQUEST_ID_HEADERS,
+        help="Headers searched, in order, for the id of a request.",
+        metavar="NAME",
+        check=checks.check_header_names,
+    )
+    route_headers: bool = _request(False, help="Tell in response headers which server was picked, and why.")
+
+    client_header_timeout_secs: float = _timer(
+        30.0, help="Time for a whole request head.", aliases=("header-read-timeout-secs",)
+    )
+    client_body_timeout_secs: float = _timer(
+        60.0, help="Silence within a request body.", aliases=("stream-body-stall-timeout-secs",)
+    )
+    client_idle_timeout_secs: float = _timer(
+        75.0,
+        help="Idle time between requests of a connection. Keep it above the idle timeout of a load"
+        " balancer in front.",
+        aliases=("idle-connection-timeout-secs",),
+    )
+    request_timeout_secs: float = _timer(
+        1800.0, help="From the end of preparation to the response head, over all attempts."
+    )
+    upstream_connect_timeout_secs: float = _timer(5.0, help="Name, TCP and TLS of a new upstream connection.")
+    first_byte_timeout_secs: float = _timer(
+        0.0,
+        help="From the sent request to the whole response head, per attempt; 0: off.",
+        above=None,
+        minimum=0,
+        default_text="off",
+    )
+    stream_idle_timeout_secs: float = _timer(300.0, help="Silence within a response body.")
+    upstream_keepalive_timeout_secs: float = _timer(
+        4.0,
+        help="How long an idle upstream connection may be used again; 0: never. Keep it below the idle"
+        " timeout of the servers.",
+        above=None,
+        minimum=0,
+        aliases=("upstream-pool-idle-timeout-secs",),
+    )
+
+    health_check_endpoint: str = _health(
+        "/health", help="Path that is probed.", metavar="PATH", check=checks.check_path
+    )
+    health_check_interval_secs: float = _health(60.0, help="Time between probes.", unit="s", above=0)
+    health_check_timeout_secs: float = _health(
+        5.0, help="Time for one probe; at most the interval.", unit="s", above=0
+    )
+    health_failure_threshold: int = _health(
+        3, help="Failed probes in a row that make a server unhealthy.", minimum=1
+    )
+    health_success_threshold: int = _health(
+        2, help="Good probes in a row that make a server healthy.", minimum=1
+    )
+    disable_health_check: bool = _health(False, help="Do not probe; servers start healthy.")
+
+    io_processes: int = _process(
+        0,
+        help="Processes that move bytes.",
+        minimum=0,
+        maximum=1024,
+        default_text="half of the available CPUs, rounded down, at least 1",
+    )
+    prepare_workers: int = _process(
+        0,
+        help="Processes that parse and tokenize.",
+        minimum=0,
+        maximum=1024,
+        default_text="the other half of the available CPUs, at least 1",
+    )
+    io_cpus: str = _process(
+        "",
+        help="CPUs of the I/O processes, such as 0-7,16.",
+        metavar="CPUS",
+        default_text="half of the cores",
+        check=checks.check_cpu_list,
+    )
+    prepare_cpus: str = _process(
+        "",
+        help="CPUs of the prepare workers, disjoint from --io-cpus.",
+        metavar="CPUS",
+        default_text="the other half",
+        check=checks.check_cpu_list,
+    )
+    prepare_group_size: int = _process(
+        4, help="Prepare workers that share one copy of a tokenizer.", minimum=1, maximum=64
+    )
+
+    tokenizer_path: str = _prepare(
+        "",
+        help="Default tokenizer: a tokenizer.json or its directory; wins over --model-path.",
+        metavar="PATH",
+    )
+    model_path: str = _prepare(
+        "", help="Directory of a model, taken for its tokenizer and chat template.", metavar="PATH"
+    )
+    chat_template: str = _prepare(
+        "", help="File with a chat template; wins over the tokenizer's own.", metavar="FILE"
+    )
+    tokenizer_engine: str = _prepare(
+        "auto",
+        help="auto: fastokens where it is installed and proven equal for the tokenizer, else tokenizers.",
+        choices=("auto", "fastokens", "tokenizers"),
+    )
+    prepare_queue_capacity: int = _prepare(
+        -1,
+        help="Requests on the whole node that may wait for preparation; -1: derived.",
+        unit="requests",
+        minimum=-1,
+        default_text="64 for each prepare worker",
+        takes_effect="restart",
+    )
+    prepare_queue_timeout_ms: int = _prepare(
+        2000, help="Longest wait for a prepare worker; at most --prepare-timeout-ms.", unit="ms", minimum=1
+    )
+    prepare_timeout_ms: int = _prepare(
+        10000, help="Longest preparation, wait included.", unit="ms", minimum=1
+    )
+    prepare_max_tokenize_bytes: int = _prepare(
+        1048576, help="Largest text that is tokenized; above it 413.", unit="bytes", minimum=1
+    )
+
+    log_level: str = _log(
+        "info",
+        help="Least severe lines that are written; access lines are info.",
+        choices=("debug", "info", "warn", "error"),
+        choice_aliases=(("warning", "warn"), ("critical", "error")),
+    )
+    json_log: bool = _log(False, help="Write each line as a JSON object.", aliases=("log-json",))
+    log_dir: str = _log(
+        "", help="Also write meshd.log in this directory; SIGHUP reopens it.", metavar="DIRECTORY"
+    )
+
+    shutdown_delay_secs: float = _shutdown(
+        5.0, help="How long new connections are still served after SIGTERM, while readiness fails."
+    )
+    shutdown_grace_period_secs: float = _shutdown(
+        180.0, help="Time from SIGTERM after which running requests are cut."
+    )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return what JSON can carry to a child, secrets included."""
+        plain = {each.name: getattr(self, each.name) for each in fields(self)}
+        plain["workers"] = [spec.to_dict() for spec in self.workers]
+        return plain
+
+    @classmethod
+    def from_dict(cls, plain: Mapping[str, Any]) -> Settings:
+        """Build from the result of ``to_dict``, before or after JSON; values are trusted."""
+        values: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value for name, value in plain.items()
+        }
+        values["workers"] = tuple(WorkerSpec.from_dict(spec) for spec in plain["workers"])
+        return cls(**values)
+
+
+SETTINGS: Final[tuple[Setting, ...]] = declared_settings(Settings)
