@@ -1,0 +1,29 @@
+"""``round_robin``: each candidate in turn, exact within one process."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from meshd.api.view import RoutingView
+from meshd.routing.policy import Candidates, Loads, Pick
+
+
+class RoundRobin:
+    """Pick in registration order; ``turn`` is where this process starts."""
+
+    name: Final = "round_robin"
+    needs: Final = 0
+    uses_ring: Final = False
+    has_branches: Final = False
+
+    def __init__(self, turn: int) -> None:
+        self._turn = turn
+
+    def pick(self, candidates: Candidates, view: RoutingView, loads: Loads) -> Pick:
+        """Pick the next one; the view and the loads do not matter."""
+        upstreams = candidates.upstreams
+        if not upstreams:
+            return Pick(None, "policy:round_robin")
+        upstream = upstreams[self._turn % len(upstreams)]
+        self._turn += 1
+        return Pick(upstream, "policy:round_robin")

@@ -1,0 +1,170 @@
+"""The set of upstreams: one numbered generation of it, and the shared board that publishes generations.
+
+The controller is the board's one writer. It fills the buffer that is *not* in force and then stores one
+word, so a reader sees the old generation or the new one, and a controller that dies half way leaves the
+old one in force::
+
+    word 8   generation in force, 0: nothing published yet; its buffer is number ``generation & 1``
+    word 16  buffer 0: generation (0 while it is written) | bytes | xxh3_64 of them | … | at +64: payload
+    …        buffer 1: the same
+
+A reader takes the generation, copies that buffer, and believes the copy if the buffer still has that
+generation afterwards. It can fail only if two publications overtake the copy, and then reads again.
+On x86-64 stores stay in order and so do loads; the checksum covers the copy itself, which may use
+weakly ordered string stores. The payload is JSON: a change is rare, and a person can read it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+import orjson
+from xxhash import xxh3_64_intdigest
+
+from meshd.memory import Segment
+from meshd.routing.ring_hash import HashRing
+from meshd.routing.upstream import Upstream
+
+__all__ = ["SEGMENT_BYTES", "SEGMENT_KIND", "Registry", "RegistryBoard", "Upstream"]
+
+SEGMENT_KIND: Final = "registry"
+SEGMENT_BYTES: Final = 16 << 20  # two buffers of 8 MiB: 1,024 upstreams of 8 KiB each; sparse
+
+_GENERATION: Final = 8
+_BUFFERS: Final = 128
+_PAYLOAD: Final = 64
+_MAX_READS: Final = 1000
+
+
+class Registry:
+    """One generation of the set of upstreams, in registration order; immutable.
+
+    Its indexes are made once. The hash ring is made when it is first asked for, from ``previous``'s
+    ring as far as that was made.
+    """
+
+    __slots__ = (
+        "_any_model",
+        "_by_model",
+        "_ring",
+        "by_number",
+        "by_url",
+        "generation",
+        "origins",
+        "upstreams",
+    )
+
+    def __init__(
+        self, generation: int, upstreams: Sequence[Upstream], previous: Registry | None = None
+    ) -> None:
+        self.generation = generation
+        self.upstreams = tuple(upstreams)
+        self.by_url = {upstream.url: upstream for upstream in self.upstreams}
+        self.by_number = {upstream.number: upstream for upstream in self.upstreams}
+        if not len(self.by_url) == len(self.by_number) == len(self.upstreams):
+            raise ValueError("two upstreams have one url or one number")
+        self.origins = _grouped((upstream.base_url, upstream) for upstream in self.upstreams)
+        self._any_model = tuple(u for u in self.upstreams if u.serves_any_model)
+        self._by_model = self._index_models()
+        self._ring: HashRing | None = None if previous is None else previous._ring
+
+    @property
+    def ring(self) -> HashRing:
+        """The hash ring of all upstreams; the first use of a generation may build it."""
+        ring = self._ring
+        if ring is None or ring.urls != self.by_url.keys():
+            ring = HashRing(self.by_url, ring)
+            self._ring = ring
+        return ring
+
+    def serving(self, model: str) -> tuple[Upstream, ...]:
+        """Return the upstreams that serve ``model``, healthy or not; all of them for an empty name."""
+        if not model:
+            return self.upstreams
+        return self._by_model.get(model, self._any_model)
+
+    def lists_model(self, model: str) -> bool:
+        """Say whether an upstream names ``model`` as one of its own."""
+        return model in self._by_model
+
+    def _index_models(self) -> dict[str, tuple[Upstream, ...]]:
+        named = {m for u in self.upstreams if not u.serves_any_model for m in u.models}
+        return _grouped(
+            (model, upstream)
+            for upstream in self.upstreams
+            for model in (named if upstream.serves_any_model else dict.fromkeys(upstream.models))
+        )
+
+    def __repr__(self) -> str:
+        return f"Registry(generation={self.generation}, {[upstream.url for upstream in self.upstreams]})"
+
+
+class RegistryBoard:
+    """The published generations in shared memory; ``publish`` is for the controller alone."""
+
+    def __init__(self, segment: Segment) -> None:
+        self._words = segment.words
+        self._bytes = segment.bytes
+        self._stride = (segment.size - _BUFFERS) // 2 // 64 * 64
+        self._latest = Registry(0, ())
+
+    def generation(self) -> int:
+        """Return the number of the generation in force; one load, for every placement."""
+        return int(self._words[_GENERATION])
+
+    def publish(self, upstreams: Sequence[Upstream]) -> int:
+        """Put ``upstreams`` in force as the next generation and return its number.
+
+        ``ValueError``: two of them have one url or number, or they do not fit; nothing changed then.
+        """
+        generation = self.generation() + 1
+        latest = Registry(generation, upstreams, self._latest)
+        payload = orjson.dumps([upstream.to_row() for upstream in upstreams])
+        if len(payload) > self._stride - _PAYLOAD:
+            raise ValueError(f"a registry of {len(payload)} bytes does not fit into its shared memory")
+        head, start = self._buffer(generation)
+        self._words[head] = 0
+        self._bytes[start : start + len(payload)] = payload
+        self._words[head + 1] = len(payload)
+        self._words[head + 2] = xxh3_64_intdigest(payload)
+        self._words[head] = generation
+        self._words[_GENERATION] = generation
+        self._latest = latest
+        return generation
+
+    def read(self) -> Registry:
+        """Return the generation in force, generation 0 without upstreams if nothing was published.
+
+        The same object as before while nothing changed; a change costs some 10 µs for each upstream.
+        """
+        if self.generation() == self._latest.generation:
+            return self._latest
+        generation, payload = self._copy()
+        upstreams = [Upstream.from_row(row) for row in orjson.loads(payload)]
+        self._latest = Registry(generation, upstreams, self._latest)
+        return self._latest
+
+    def _copy(self) -> tuple[int, bytes]:
+        for _ in range(_MAX_READS):
+            generation = self.generation()
+            head, start = self._buffer(generation)
+            if self._words[head] != generation:
+                continue
+            length, checksum = self._words[head + 1], self._words[head + 2]
+            payload = bytes(self._bytes[start : start + min(length, self._stride - _PAYLOAD)])
+            if self._words[head] == generation and xxh3_64_intdigest(payload) == checksum:
+                return generation, payload
+        raise RuntimeError("the registry in shared memory is damaged")
+
+    def _buffer(self, generation: int) -> tuple[int, int]:
+        """Return the index of the buffer's first head word and the offset of its payload."""
+        offset = _BUFFERS + (generation & 1) * self._stride
+        return offset // 8, offset + _PAYLOAD
+
+
+def _grouped(pairs: Iterable[tuple[str, Upstream]]) -> dict[str, tuple[Upstream, ...]]:
+    groups: dict[str, list[Upstream]] = {}
+    for key, upstream in pairs:
+        groups.setdefault(key, []).append(upstream)
+    return {key: tuple(group) for key, group in groups.items()}
