@@ -1,0 +1,171 @@
+"""``meshd backend``: flags, the listening socket, and the loop of the bundled upstream."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import ctypes
+import os
+import signal
+import socket
+import sys
+from collections.abc import Sequence
+from typing import Final
+
+import uvloop
+
+from meshd.backend.connection import Connection
+from meshd.backend.faults import Faults, parse_faults
+from meshd.backend.service import Options, Service
+from meshd.backend.wire import DateLine
+from meshd.errors import StartupError
+
+BACKLOG: Final = 1024
+
+_PR_SET_PDEATHSIG = 1
+
+
+def main(argv: Sequence[str]) -> int:
+    """Serve until SIGTERM or SIGINT; returns the exit code. Raises ``SystemExit`` for wrong flags."""
+    arguments = build_parser().parse_args(argv)
+    try:
+        if arguments.die_with_parent:
+            die_with_parent()
+        listener = open_listener(arguments)
+        options = options_of(arguments)
+    except StartupError as error:
+        print(f"meshd backend: {error}", file=sys.stderr)
+        return error.exit_code
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(serve(listener, options))
+    return 0
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="meshd backend", description="The bundled deterministic upstream, for tests and demos."
+    )
+    add = parser.add_argument
+    add("--host", default="127.0.0.1", help="address to listen on (%(default)s)")
+    add("--port", type=_number(0, 65535), default=18000, help="port, 0 = chosen by the system (%(default)s)")
+    add("--listen-fd", type=_number(0), metavar="N", help="inherited listening socket, instead of a port")
+    add("--die-with-parent", action="store_true", help="end when the parent process ends")
+    add("--model", action="append", metavar="ID", help="served model, repeatable (meshd-demo)")
+    add("--api-key", metavar="KEY", help="key that requests must carry")
+    add("--ranks", type=_number(1), default=1, help="data-parallel ranks to report (%(default)s)")
+    add("--embedding-dimensions", type=_number(1, 4096), default=16, help="vector size (%(default)s)")
+    add("--token-delay-ms", type=_number(0), default=0, help="wait before each event (%(default)s)")
+    add(
+        "--first-token-delay-ms", type=_number(0), default=0, help="wait before the first event (%(default)s)"
+    )
+    add(
+        "--capacity",
+        type=_number(0),
+        default=0,
+        help="requests at once, more get 429; 0 = no bound (%(default)s)",
+    )
+    add(
+        "--keepalive-secs",
+        type=_seconds,
+        default=5.0,
+        help="idle connections live so long, 0 = one request (5)",
+    )
+    add(
+        "--fault",
+        type=_faults,
+        default="",
+        metavar="SPEC",
+        help="faults of all requests, e.g. status=503,times=2",
+    )
+    return parser
+
+
+def options_of(arguments: argparse.Namespace) -> Options:
+    return Options(
+        models=tuple(arguments.model or ("meshd-demo",)),
+        api_key=arguments.api_key,
+        ranks=arguments.ranks,
+        embedding_dimensions=arguments.embedding_dimensions,
+        token_delay_s=arguments.token_delay_ms / 1000,
+        first_token_delay_s=arguments.first_token_delay_ms / 1000,
+        capacity=arguments.capacity,
+        keepalive_s=arguments.keepalive_secs,
+        faults=arguments.fault,
+    )
+
+
+def open_listener(arguments: argparse.Namespace) -> socket.socket:
+    """Return the inherited socket, or a new listening one; raises ``StartupError``."""
+    try:
+        if arguments.listen_fd is not None:
+            return socket.socket(fileno=arguments.listen_fd)
+        family = socket.AF_INET6 if ":" in arguments.host else socket.AF_INET
+        return socket.create_server((arguments.host, arguments.port), family=family, backlog=BACKLOG)
+    except OSError as error:
+        place = (
+            f"{arguments.host}:{arguments.port}" if arguments.listen_fd is None else "the inherited socket"
+        )
+        raise StartupError(f"cannot listen on {place}: {error.strerror or error}") from error
+
+
+def die_with_parent() -> None:
+    """Ask the kernel to kill this process when its parent dies, and leave if that has happened already."""
+    parent = os.getppid()
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0) != 0:
+        raise StartupError(f"prctl(PR_SET_PDEATHSIG) failed: {os.strerror(ctypes.get_errno())}")
+    if os.getppid() != parent:
+        raise StartupError("the parent process has ended")
+
+
+async def serve(listener: socket.socket, options: Options) -> None:
+    """Serve on ``listener`` until a signal; connections still open then are dropped."""
+    loop = asyncio.get_running_loop()
+    stopped = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stopped.set)
+    service, dates = Service(options), DateLine()
+    server = await loop.create_server(
+        lambda: Connection(service, dates, loop), sock=listener, backlog=BACKLOG
+    )
+    print(f"listening on {url_of(listener)}", flush=True)
+    await stopped.wait()
+    server.close()
+
+
+def url_of(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def _number(low: int, high: int = 2**31 - 1) -> _Number:
+    return _Number(low, high)
+
+
+class _Number:
+    """An argparse type: an integer within bounds."""
+
+    def __init__(self, low: int, high: int) -> None:
+        self._low, self._high = low, high
+
+    def __call__(self, text: str) -> int:
+        if not text.isdigit() or not self._low <= int(text) <= self._high:
+            raise argparse.ArgumentTypeError(f"must be an integer from {self._low} to {self._high}")
+        return int(text)
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds < 1e9:
+        raise argparse.ArgumentTypeError("must be a number of seconds, 0 or more")
+    return seconds
+
+
+def _faults(text: str) -> Faults:
+    try:
+        return parse_faults(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
