@@ -1,0 +1,355 @@
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from meshd.api.endpoints import find_endpoint
+from meshd.api.view import NEEDS_TOKENS, RoutingView
+from meshd.errors import MeshError
+from meshd.memory import Segment
+from meshd.routing.load import LoadTable, segment_bytes
+from meshd.routing.placement import Placement, Placer
+from meshd.routing.policies.table import policy_table
+from meshd.routing.registry import RegistryBoard
+from meshd.routing.upstream import Upstream
+
+MakeUpstream = Callable[..., Upstream]
+
+CHAT = find_endpoint("POST", "/v1/chat/completions")
+RESPONSES = find_endpoint("POST", "/v1/responses")
+COUNT_TOKENS = find_endpoint("POST", "/v1/messages/count_tokens")
+M1 = RoutingView("m1")
+ROWS = 3
+
+
+class CountedMetrics:
+    def __init__(self) -> None:
+        self.events: Counter[tuple[str, ...]] = Counter()
+
+    def selected(self, upstream: Upstream, model: str, policy: str) -> None:
+        self.events["selected", upstream.url, model, policy] += 1
+
+    def prefix_hash_branch(self, name: str) -> None:
+        self.events["branch", name] += 1
+
+    def fallback(self, policy: str, reason: str) -> None:
+        self.events["fallback", policy, reason] += 1
+
+
+class Node:
+    """A board, load cells and as many placers as a test asks for."""
+
+    def __init__(self) -> None:
+        self._registry = Segment.create("registry", 1 << 20)
+        self.board = RegistryBoard(self._registry)
+        self.cells = Segment.create("load", segment_bytes(ROWS))
+        self.metrics = CountedMetrics()
+
+    def placer(self, policy: str = "round_robin", row: int = 0) -> Placer:
+        table = policy_table(Random(row), first_turn=row, prefix_hash_load_factor=1.25)
+        board = RegistryBoard(self._registry)  # its own, as in a process of its own
+        return Placer(board, LoadTable(self.cells, row, ROWS), table, policy, self.metrics)
+
+    def load(self, number: int) -> int:
+        return LoadTable(self.cells, None, ROWS).load(number)
+
+
+@pytest.fixture
+def node() -> Node:
+    return Node()
+
+
+def _code(placer: Placer, view: RoutingView = M1, endpoint: object = CHAT) -> MeshError:
+    with pytest.raises(MeshError) as caught:
+        placer.place(endpoint, view)  # type: ignore[arg-type]
+    return caught.value
+
+
+def test_load_is_counted_at_selection_and_given_back_once(node: Node, make_upstream: MakeUpstream) -> None:
+    node.board.publish([make_upstream(5)])
+    placer = node.placer()
+    placement = placer.place(CHAT, M1)
+    assert (placement.upstream.number, placement.policy, placement.reason) == (
+        5,
+        "round_robin",
+        "policy:round_robin",
+    )
+    assert node.load(5) == 1
+    placer.release(placement)
+    assert node.load(5) == 0
+    with pytest.raises(RuntimeError, match="released twice"):
+        placer.release(placement)
+    assert node.load(5) == 0
+    assert node.metrics.events == {("selected", "http://10.0.0.6:8000", "m1", "round_robin"): 1}
+
+
+def test_empty_registry_is_no_workers_with_advice(node: Node) -> None:
+    for view in (M1, RoutingView("")):
+        error = _code(node.placer(), view)
+        assert (error.code, error.status, error.retry_after_s) == ("no_workers", 503, 5)
+
+
+def test_unknown_model_is_not_found_unless_an_upstream_serves_any(
+    node: Node, make_upstream: MakeUpstream
+) -> None:
+    node.board.publish([make_upstream(0, is_healthy=False)])
+    placer = node.placer()
+    error = _code(placer, RoutingView("nobody's"))
+    assert (error.code, error.status) == ("model_not_found", 404)
+    node.board.publish([make_upstream(0), make_upstream(1, models=("unknown",))])
+    assert placer.place(CHAT, RoutingView("nobody's")).upstream.number == 1
+
+
+def test_messages_quote_the_model_cut_and_without_control_characters(
+    node: Node, make_upstream: MakeUpstream
+) -> None:
+    node.board.publish([make_upstream(0)])
+    message = _code(node.placer(), RoutingView("a\nb\x1b" + "é" * 300)).message
+    assert "a?b?" in message and "\n" not in message
+    assert message.count("é") == 126  # 256 bytes in all
+    assert "10.0.0.1" not in message
+
+
+def test_api_that_no_upstream_of_the_model_lists_is_unsupported_even_when_unhealthy(
+    node: Node, make_upstream: MakeUpstream
+) -> None:
+    labels = {"mesh.apis": "/v1/messages"}
+    node.board.publish([make_upstream(0, labels=labels, is_healthy=False), make_upstream(1, models=("m2",))])
+    placer = node.placer()
+    assert _code(placer).code == "unsupported_api"
+    assert _code(placer, M1, COUNT_TOKENS).code == "no_available_workers"
+
+
+def test_only_able_upstreams_are_candidates(node: Node, make_upstream: MakeUpstream) -> None:
+    node.board.publish(
+        [make_upstream(0, labels={"mesh.apis": "/generate"}), make_upstream(1), make_upstream(2)]
+    )
+    placer = node.placer()
+    assert {placer.place(CHAT, M1).upstream.number for _ in range(6)} == {1, 2}
+
+
+@pytest.mark.parametrize("change", [{"is_healthy": False}, {"state": "draining"}, {"state": "starting"}])
+def test_unavailable_upstreams_get_nothing(
+    change: dict[str, object], node: Node, make_upstream: MakeUpstream
+) -> None:
+    node.board.publish([make_upstream(0, **change), make_upstream(1)])
+    placer = node.placer()
+    assert {placer.place(CHAT, M1).upstream.number for _ in range(4)} == {1}
+    node.board.publish([make_upstream(0, **change)])
+    error = _code(placer)
+    assert (error.code, error.retry_after_s) == ("no_available_workers", 5)
+
+
+def test_tried_upstreams_are_left_out_while_another_remains(node: Node, make_upstream: MakeUpstream) -> None:
+    node.board.publish([make_upstream(n) for n in range(3)])
+    for policy in ("random", "round_robin", "power_of_two", "least_load", "prefix_hash"):
+        placer = node.placer(policy)
+        view = RoutingView("m1", token_ids=b"abcd", key_position=1)
+        for tried in ([0], [0, 2], {1}):
+            assert placer.place(CHAT, view, tried).upstream.number not in tried
+        assert placer.place(CHAT, view, {0, 1, 2}).upstream.number in (0, 1, 2)
+
+
+def test_stored_state_needs_one_origin_or_shared_state(node: Node, make_upstream: MakeUpstream) -> None:
+    view = RoutingView("m1", has_state=True)
+    shared = {"mesh.responses_state": "shared"}
+    cases: list[tuple[list[Upstream], bool]] = [
+        ([make_upstream(0)], True),
+        ([make_upstream(0), make_upstream(1)], False),
+        ([make_upstream(0), make_upstream(1, is_healthy=False)], False),
+        ([make_upstream(0), make_upstream(1, models=("m2",))], True),
+        ([make_upstream(0), make_upstream(1, labels={"mesh.apis": "/generate"})], True),
+        ([make_upstream(rank, base_url="http://h:1", dp_rank=rank) for rank in range(2)], True),
+        ([make_upstream(0, labels=shared), make_upstream(1, labels=shared)], True),
+        ([make_upstream(0, labels=shared), make_upstream(1)], False),
+        (
+            [make_upstream(0, labels=shared), make_upstream(1, labels={"mesh.responses_state": "Shared"})],
+            False,
+        ),
+    ]
+    placer = node.placer()
+    for upstreams, is_placed in cases:
+        node.board.publish(upstreams)
+        if is_placed:
+            placer.place(RESPONSES, view)
+        else:
+            error = _code(placer, view, RESPONSES)
+            assert (error.code, error.status) == ("stateful_routing_unsupported", 501)
+        placer.place(RESPONSES, M1)
+
+
+def test_interleaved_models_are_each_spread_evenly(node: Node, make_upstream: MakeUpstream) -> None:
+    node.board.publish([make_upstream(n, models=("m1", "m2")) for n in range(2)])
+    placer = node.placer()
+    spread = Counter(
+        (m, placer.place(CHAT, RoutingView(m)).upstream.number) for _ in range(6) for m in ("m1", "m2")
+    )
+    assert set(spread.values()) == {3} and len(spread) == 4
+
+
+def test_turns_go_on_through_new_generations(node: Node, make_upstream: MakeUpstream) -> None:
+    placer = node.placer()
+    numbers = []
+    for _ in range(4):
+        node.board.publish([make_upstream(0), make_upstream(1)])
+        numbers.append(placer.place(CHAT, M1).upstream.number)
+    assert numbers == [0, 1, 0, 1]
+
+
+def test_next_placement_after_a_publication_uses_the_new_generation(
+    node: Node, make_upstream: MakeUpstream
+) -> None:
+    node.board.publish([make_upstream(0)])
+    placer = node.placer()
+    old = placer.place(CHAT, M1)
+    node.board.publish([make_upstream(1)])
+    assert placer.place(CHAT, M1).upstream.number == 1
+    placer.release(old)
+    assert (node.load(0), node.load(1)) == (0, 1)
+
+
+def test_endpoint_that_picks_by_least_load_ignores_the_policy(
+    node: Node, make_upstream: MakeUpstream
+) -> None:
+    node.board.publish([make_upstream(0), make_upstream(1)])
+    placer = node.placer("prefix_hash")
+    placements = [placer.place(COUNT_TOKENS, M1) for _ in range(4)]
+    assert [placement.upstream.number for placement in placements] == [0, 1, 0, 1]
+    assert {placement.policy for placement in placements} == {"least_load"}
+
+
+def test_label_policy_of_the_first_upstream_is_the_policy_of_its_model(
+    node: Node, make_upstream: MakeUpstream
+) -> None:
+    node.board.publish(
+        [
+            make_upstream(0, models=("m1", "m2"), labels={"policy": "no such policy"}),
+            make_upstream(1, labels={"policy": "least_load"}),
+            make_upstream(2, labels={"policy": "random"}),
+        ]
+    )
+    placer = node.placer()
+    assert placer.place(CHAT, M1).policy == "least_load"
+    assert placer.place(CHAT, RoutingView("m2")).policy == "round_robin"
+    assert placer.place(CHAT, RoutingView("")).policy == "round_robin"
+
+
+def test_needs_are_those_of_the_policies_in_force(node: Node, make_upstream: MakeUpstream) -> None:
+    placer = node.placer("round_robin")
+    assert placer.needs == 0
+    node.board.publish([make_upstream(0, labels={"policy": "prefix_hash"})])
+    assert placer.needs == NEEDS_TOKENS
+    assert node.placer("prefix_hash", row=1).needs == NEEDS_TOKENS
+
+
+def test_prefix_hash_counts_its_branches_and_what_it_could_not_use(
+    node: Node, make_upstream: MakeUpstream
+) -> None:
+    node.board.publish([make_upstream(n) for n in range(3)])
+    placer = node.placer("prefix_hash")
+    view = RoutingView("m1", token_ids=b"\x05\0\0\0", key_position=0x59FFD8386B3E7F78)
+    placement = placer.place(CHAT, view)
+    assert (placement.upstream.number, placement.reason) == (2, "ring_hit")
+    error = _code(placer)
+    assert (error.code, error.retry_after_s) == ("policy_returned_none", 1)
+    node.board.publish([make_upstream(0, is_healthy=False), make_upstream(1, is_healthy=False)])
+    assert _code(placer, view).code == "no_available_workers"
+    assert {key: n for key, n in node.metrics.events.items() if key[0] != "selected"} == {
+        ("branch", "ring_hit"): 1,
+        ("branch", "no_tokens"): 1,
+        ("fallback", "prefix_hash", "no_tokens"): 1,
+        ("branch", "no_healthy_workers"): 1,
+    }
+
+
+def test_single_candidate_is_picked_without_asking_the_policy(
+    node: Node, make_upstream: MakeUpstream
+) -> None:
+    node.board.publish([make_upstream(0)])
+    placement = node.placer("prefix_hash").place(CHAT, M1)
+    assert placement.reason == "policy:prefix_hash"
+    assert not any(key[0] == "branch" for key in node.metrics.events)
+
+
+def test_prefix_hash_agrees_between_processes_and_sees_their_loads(
+    node: Node, make_upstream: MakeUpstream
+) -> None:
+    node.board.publish([make_upstream(n) for n in range(3)])
+    one, other = node.placer("prefix_hash", row=0), node.placer("prefix_hash", row=1)
+    view = RoutingView("m1", token_ids=b"\x05\0\0\0", key_position=0x59FFD8386B3E7F78)
+    first = one.place(CHAT, view)
+    one.release(first)
+    assert other.place(CHAT, view).upstream == first.upstream
+    assert node.load(first.upstream.number) == 1
+    held = [one.place(CHAT, view) for _ in range(2)]
+    assert [placement.reason for placement in held] == ["load_balance_walk"] * 2
+
+
+def test_model_label_is_bounded(node: Node, make_upstream: MakeUpstream) -> None:
+    node.board.publish([make_upstream(0, models=()), make_upstream(1)])
+    placer = node.placer()
+    for model in ("m1", "", "invented"):
+        placer.place(CHAT, RoutingView(model))
+    assert {key[2] for key in node.metrics.events} == {"m1", "unknown", "other"}
+
+
+def test_invented_model_names_do_not_grow_memory(node: Node, make_upstream: MakeUpstream) -> None:
+    node.board.publish([make_upstream(0, models=()), make_upstream(1, models=())])
+    placer = node.placer()
+    for count in range(10_000):
+        placer.release(placer.place(CHAT, RoutingView(f"model-{count}")))
+    assert len(placer._routes) <= 4096 and len(placer._in_force) <= 4096
+
+
+def test_unknown_default_policy_is_refused(node: Node) -> None:
+    with pytest.raises(ValueError, match="no policy 'nope'"):
+        node.placer("nope")
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    policy=st.sampled_from(["random", "round_robin", "power_of_two", "least_load", "prefix_hash"]),
+    steps=st.lists(st.integers(0, 5), max_size=40),
+    seed=st.integers(0, 99),
+)
+def test_every_load_is_zero_after_all_placements_ended(policy: str, steps: list[int], seed: int) -> None:
+    node, rng = Node(), Random(seed)
+    placers = [node.placer(policy, row=row) for row in range(ROWS)]
+    held: list[tuple[Placer, Placement]] = []
+    for step in steps:
+        if step == 0:
+            fleet = rng.sample(range(6), rng.randrange(4))
+            node.board.publish(
+                [
+                    Upstream(
+                        number=n,
+                        id="x",
+                        base_url=f"http://h{n}",
+                        is_healthy=rng.random() < 0.8,
+                        state="active",
+                    )
+                    for n in fleet
+                ]
+            )
+        elif step <= 2 and held:
+            placer, placement = held.pop(rng.randrange(len(held)))
+            placer.release(placement)
+        else:
+            placer = rng.choice(placers)
+            try:
+                held.append(
+                    (placer, placer.place(CHAT, RoutingView("m", token_ids=b"1234", key_position=step)))
+                )
+            except MeshError as error:
+                assert error.code in ("no_workers", "no_available_workers")
+        assert [node.load(n) for n in range(6)] == [
+            sum(p.upstream.number == n for _, p in held) for n in range(6)
+        ]
+    for placer, placement in held:
+        placer.release(placement)
+    assert [node.load(n) for n in range(6)] == [0] * 6
