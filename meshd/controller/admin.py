@@ -1,0 +1,93 @@
+"""The admin routes that I/O processes relay to the controller: the set of upstreams, read only so far."""
+
+from __future__ import annotations
+
+import re
+import uuid
+from collections import Counter
+from typing import Any, Final
+
+from meshd.controller.answers import error_answer, json_answer, worker_error
+from meshd.controller.http_server import Request, Response
+from meshd.controller.registry_keeper import Job, RegistryKeeper
+from meshd.routing.load import LoadTable
+from meshd.routing.registry import Upstream
+from meshd.routing.upstream import UNKNOWN_MODEL, is_available
+
+_WORKER_PATH: Final = re.compile(r"/workers/([^/]+)")
+_READING: Final = ("GET", "HEAD")
+_RUNTIME: Final = "sglang"  # the default of --backend, and the only runtime until it can be chosen
+
+
+class AdminRoutes:
+    """Answers the requests on the controller's Unix socket."""
+
+    def __init__(self, keeper: RegistryKeeper, loads: LoadTable, is_probing_disabled: bool) -> None:
+        self._keeper = keeper
+        self._loads = loads
+        self._is_probing_disabled = is_probing_disabled
+
+    async def handle(self, request: Request) -> Response:
+        match = _WORKER_PATH.fullmatch(request.path)
+        if match is None and request.path != "/workers":
+            return error_answer(request, "not_found", "There is no such path.")
+        if request.method not in _READING:
+            return worker_error(
+                request, 405, "METHOD_NOT_ALLOWED", "This path answers GET and HEAD.", ", ".join(_READING)
+            )
+        return self._worker(request, match[1]) if match else self._workers(request)
+
+    def _workers(self, request: Request) -> Response:
+        upstreams = self._keeper.upstreams
+        kinds = Counter(upstream.worker_type for upstream in upstreams)
+        stats = {f"{kind}_count": kinds[kind] for kind in ("prefill", "decode", "regular")}
+        infos = [self._info(upstream) for upstream in upstreams]
+        return json_answer(request, {"workers": infos, "total": len(infos), "stats": stats})
+
+    def _worker(self, request: Request, text: str) -> Response:
+        try:
+            wanted = str(uuid.UUID(text))
+        except ValueError:
+            return worker_error(request, 400, "BAD_REQUEST", "The id of a worker is a UUID.")
+        for upstream in self._keeper.upstreams:
+            if upstream.id == wanted:
+                return json_answer(request, self._info(upstream))
+        return worker_error(request, 404, "WORKER_NOT_FOUND", "There is no worker with this id.")
+
+    def _info(self, upstream: Upstream) -> dict[str, Any]:
+        is_starting = upstream.state == "starting"
+        models = [] if is_starting else list(upstream.models)
+        job = self._keeper.job(upstream)
+        return {
+            "id": upstream.id,
+            "url": upstream.url,
+            "model_id": models[0] if models else UNKNOWN_MODEL,
+            "models": models,
+            "priority": upstream.priority,
+            "cost": upstream.cost,
+            "worker_type": upstream.worker_type,
+            "is_healthy": upstream.is_healthy,
+            "load": self._loads.load(upstream.number),
+            "connection_mode": "HTTP",
+            "runtime_type": _RUNTIME,
+            "bootstrap_port": None,
+            "metadata": dict(upstream.labels),
+            "disable_health_check": self._is_probing_disabled,
+            "state": upstream.state,
+            "available": is_available(upstream),
+            "breaker": "closed",
+            "cooldown_secs": 0.0,
+            "dp_rank": upstream.dp_rank,
+            "dp_size": None,
+            "job_status": None if job is None else _job_status(job),
+        }
+
+
+def _job_status(job: Job) -> dict[str, Any]:
+    return {
+        "job_type": "register",
+        "worker_url": job.worker_url,
+        "status": job.status,
+        "message": job.message,
+        "timestamp": job.timestamp,
+    }

@@ -1,0 +1,98 @@
+"""Send one GET to an upstream for the controller: a connection of its own, bounded in time and size.
+
+Redirects are not followed: an upstream that redirects its health route is not healthy.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ssl
+from dataclasses import dataclass
+from typing import Final
+
+import h11
+
+from meshd.routing.registry import Upstream
+
+_READ_BYTES: Final = 65536
+_HEAD_BYTES: Final = 65536
+
+
+class FetchError(Exception):
+    """No whole answer arrived: the network, TLS, the clock, a bound, or the protocol. Text for the log."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    status: int
+    body: bytes
+
+    @property
+    def is_success(self) -> bool:
+        return 200 <= self.status < 300
+
+
+class UpstreamClient:
+    """GETs from upstreams with their own keys. ``tls``: the context for https (default: system trust)."""
+
+    def __init__(self, tls: ssl.SSLContext | None = None) -> None:
+        self._tls = tls
+
+    async def get(self, upstream: Upstream, path: str, timeout_s: float, max_body_bytes: int) -> Answer:
+        """GET ``path`` below the base URL. Raises FetchError, after ``timeout_s`` at the latest."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await self._get(upstream, path, max_body_bytes)
+        except TimeoutError as exc:
+            raise FetchError(f"no answer within {timeout_s:g} s") from exc
+        except (OSError, h11.RemoteProtocolError, UnicodeError) as exc:
+            raise FetchError(f"{type(exc).__name__}: {exc}") from exc
+
+    async def _get(self, upstream: Upstream, path: str, max_body_bytes: int) -> Answer:
+        tls = self._tls_context() if upstream.is_tls else None
+        reader, writer = await asyncio.open_connection(upstream.host, upstream.port, ssl=tls)
+        try:
+            connection = h11.Connection(h11.CLIENT, max_incomplete_event_size=_HEAD_BYTES)
+            writer.write(connection.send(_request(upstream, path)) or b"")
+            writer.write(connection.send(h11.EndOfMessage()) or b"")
+            return await _read_answer(connection, reader, max_body_bytes)
+        finally:
+            # Closed hard: a server that does not read its last bytes must not keep the controller waiting.
+            writer.transport.abort()
+            with contextlib.suppress(OSError):
+                await writer.wait_closed()
+
+    def _tls_context(self) -> ssl.SSLContext:
+        if self._tls is None:
+            self._tls = ssl.create_default_context()
+        return self._tls
+
+
+def _request(upstream: Upstream, path: str) -> h11.Request:
+    authority = upstream.base_url.split("://", 1)[1].split("/", 1)[0]
+    headers = [("host", authority), ("user-agent", "meshd"), ("accept", "*/*"), ("connection", "close")]
+    if upstream.api_key:
+        headers.append(("authorization", f"Bearer {upstream.api_key}"))
+    return h11.Request(method="GET", target=upstream.base_path + path, headers=headers)
+
+
+async def _read_answer(
+    connection: h11.Connection, reader: asyncio.StreamReader, max_body_bytes: int
+) -> Answer:
+    status = 0
+    body = bytearray()
+    while True:
+        event = connection.next_event()
+        if event is h11.NEED_DATA:
+            connection.receive_data(await reader.read(_READ_BYTES))
+        elif isinstance(event, h11.Response):
+            status = event.status_code
+        elif isinstance(event, h11.Data):
+            body += event.data
+            if len(body) > max_body_bytes:
+                raise FetchError(f"the answer is longer than {max_body_bytes} bytes")
+        elif isinstance(event, h11.EndOfMessage):
+            return Answer(status, bytes(body))
+        elif not isinstance(event, h11.InformationalResponse):
+            raise FetchError("the connection was closed before the answer was complete")

@@ -1,0 +1,196 @@
+"""The controller process: it owns what must exist once, and no traffic waits for it.
+
+Registry and health of upstreams, the metrics port, admin answers, and the sweep after dead processes. If
+it dies, traffic goes on with the last published registry, and the next controller starts from there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import random
+import socket
+import sys
+from collections.abc import Sequence
+from functools import partial
+
+from meshd.api.health import HealthFacts
+from meshd.config.settings import Settings
+from meshd.control import ChildLink, Manifest, ProcessBoard, start_child
+from meshd.controller.admin import AdminRoutes
+from meshd.controller.answers import refuse
+from meshd.controller.health import ProbeRules
+from meshd.controller.http_client import UpstreamClient
+from meshd.controller.http_server import HttpServer
+from meshd.controller.prober import ProbeCounters, Prober, ProbeSettings
+from meshd.controller.registry_keeper import RegistryKeeper, announcements
+from meshd.controller.scrape import KINDS, CpuLedger, MetricsRoutes, has_tokenizer
+from meshd.controller.sweeper import SWEEP_INTERVAL_S, Sweeper
+from meshd.errors import StartupError
+from meshd.log import Log
+from meshd.memory import Segment
+from meshd.metrics.catalog import build_catalog
+from meshd.metrics.cells import MetricRow
+from meshd.metrics.table import MetricTable
+from meshd.routing.load import LoadTable
+from meshd.routing.readiness import node_facts
+from meshd.routing.registry import RegistryBoard
+
+
+class Controller:
+    """Builds every part from the manifest; ``run`` serves until told to stop."""
+
+    def __init__(self, manifest: Manifest, settings: Settings, log: Log) -> None:
+        self._manifest = manifest
+        self._settings = settings
+        self._log = log
+        self._topology = manifest.topology
+        fds = manifest.fds
+        self._board = ProcessBoard.attach(fds["board"])
+        self._link = ChildLink.open(manifest, self._board)
+        self._registry = RegistryBoard(Segment.attach(fds["registry"], "registry"))
+        loads = Segment.attach(fds["load"], "load")
+        self._loads = LoadTable(loads, None, self._topology.io_seats, self._topology.max_upstreams)
+        catalog = build_catalog(settings.prometheus_duration_buckets)
+        cells = Segment.attach(fds["metrics"], "metrics")
+        self._table = MetricTable(cells, self._topology.metric_rows, catalog)
+        self._row = MetricRow(cells, manifest.seat, catalog)
+        self._drops = self._row.counter("mesh_internal_drops_total", queue="log")
+        self._sweeper = Sweeper(self._board, self._topology, self._loads, log)
+
+    async def run(self) -> None:
+        """Start, say ready, and work until the supervisor says drain or quit, or is gone."""
+        loop = asyncio.get_running_loop()
+        stopped = asyncio.Event()
+        keeper = RegistryKeeper(
+            self._registry,
+            self._log,
+            is_idle=self._loads.is_idle,
+            schedule=loop.call_later,
+            ring_bells=partial(ring_bells, self._manifest.fds),
+        )
+        keeper.start(announcements(self._settings))
+        self._sweeper.sweep()
+        servers = await self._listen(keeper)
+        loop.add_reader(self._link.fileno(), self._on_message, stopped)
+        self._link.ready()
+        async with asyncio.TaskGroup() as tasks:
+            background = [
+                tasks.create_task(self._prober(keeper).run()),
+                tasks.create_task(self._beat()),
+            ]
+            await stopped.wait()
+            for task in background:
+                task.cancel()
+        for server in servers:
+            server.close()
+
+    async def _listen(self, keeper: RegistryKeeper) -> list[asyncio.Server]:
+        counters = {
+            role: self._row.float_counter("mesh_process_cpu_seconds_total", kind=role) for role in KINDS
+        }
+        metrics = MetricsRoutes(
+            self._table,
+            self._board,
+            self._loads,
+            CpuLedger(counters),
+            self._facts,
+            lambda: keeper.upstreams,
+        )
+        admin = AdminRoutes(keeper, self._loads, self._settings.disable_health_check)
+        handlers = (("metrics_listen", metrics.handle), ("controller_listen", admin.handle))
+        return [
+            await HttpServer(handler, refuse, self._log).listen(
+                socket.socket(fileno=self._manifest.fds[name])
+            )
+            for name, handler in handlers
+        ]
+
+    def _prober(self, keeper: RegistryKeeper) -> Prober:
+        settings = self._settings
+        rules = ProbeRules(
+            settings.health_check_interval_secs,
+            settings.health_failure_threshold,
+            settings.health_success_threshold,
+        )
+        probe = ProbeSettings(
+            settings.health_check_endpoint,
+            settings.health_check_timeout_secs,
+            rules,
+            settings.disable_health_check,
+        )
+        checks = partial(self._row.counter, "mesh_worker_health_checks_total", worker_type="regular")
+        counters = ProbeCounters(checks(result="success"), checks(result="failure"))
+        return Prober(keeper, UpstreamClient(), probe, counters, self._log, rng=random.Random())
+
+    def _facts(self) -> HealthFacts:
+        needs_tokens = self._settings.policy == "prefix_hash"
+        return node_facts(
+            self._board,
+            self._topology,
+            self._registry.read(),
+            needs_tokens=needs_tokens,
+            has_tokenizer=needs_tokens and has_tokenizer(self._table, self._board),
+        )
+
+    async def _beat(self) -> None:
+        """Heartbeat, sweep and log, some times a second."""
+        row = self._board.row(self._manifest.seat)
+        dropped = 0
+        while True:
+            row.beat()
+            self._sweeper.sweep()
+            self._log.flush()
+            self._drops.inc(self._log.dropped - dropped)
+            dropped = self._log.dropped
+            await asyncio.sleep(SWEEP_INTERVAL_S)
+
+    def _on_message(self, stopped: asyncio.Event) -> None:
+        for message in self._link.recv():
+            if message["t"] in ("drain", "quit"):
+                stopped.set()
+            elif message["t"] == "reopen_logs":
+                with contextlib.suppress(OSError):  # the old file stays open
+                    self._log.reopen()
+        if self._link.is_closed:
+            stopped.set()
+
+
+def ring_bells(fds: dict[str, int]) -> None:
+    """Wake every I/O process; a bell whose count is full rings already."""
+    for name, fd in fds.items():
+        if name.startswith("bell_io"):
+            with contextlib.suppress(BlockingIOError):
+                os.eventfd_write(fd, 1)
+
+
+def main(argv: Sequence[str]) -> int:
+    try:
+        manifest = start_child(argv)
+    except StartupError as exc:
+        print(f"meshd: {exc}", file=sys.stderr)
+        return exc.exit_code
+    settings = Settings.from_dict(manifest.settings)
+    log = Log("ctl", settings.log_level, settings.json_log, log_dir=settings.log_dir)
+    try:
+        asyncio.run(Controller(manifest, settings, log).run())
+    except StartupError as exc:
+        log.error("start_failed", reason=str(exc))
+        return exc.exit_code
+    except Exception as exc:  # the main loop's edge: the supervisor starts another controller
+        log.error("controller_failed", reason=_reason(exc))
+        return 1
+    finally:
+        log.close()
+    return 0
+
+
+def _reason(exc: BaseException) -> str:
+    while isinstance(exc, BaseExceptionGroup):
+        exc = exc.exceptions[0]
+    return f"{type(exc).__name__}: {exc}"
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
