@@ -1,0 +1,223 @@
+"""A model's chat template: messages to the prompt text that an upstream would tokenize.
+
+Templates are foreign code, so they run in jinja2's immutable sandbox without a loader, and their output
+is counted while it is produced. They are compiled once, in the leader, before it forks.
+
+How a template wants the content of a message is found by rendering probes: one that loops over content
+parts gets parts, any other a string. A template that takes both keeps whichever form the client sent,
+which is what the tokenizers' own renderer does.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final, NoReturn
+
+from jinja2 import Template, TemplateError, nodes
+from jinja2.exceptions import SecurityError
+from jinja2.ext import Extension, LoopControlExtension
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from meshd.prepare.chat_messages import ContentForm, conform, final_text
+
+MESSAGE_BYTES: Final = 512
+"""Most bytes of a template's own message that an answer repeats."""
+
+_PROBE: Final = "meshd probe text"
+_PROBE_PART: Final = {"type": "text", "text": _PROBE, "meshd_probe_key": ""}
+_REPETITION_MAX: Final = 1 << 24
+
+
+class OutputTooLong(Exception):
+    """The template produced more than its limit; nothing of it is kept."""
+
+
+class TemplateRefusal(Exception):
+    """The template failed or refused the messages; the text is for the client."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChatRequest:
+    """What one rendering depends on: messages as objects, and the members of the request beside them."""
+
+    messages: Sequence[Mapping[str, Any]]
+    tools: Sequence[Any] | None = None
+    documents: Sequence[Any] | None = None
+    reasoning_effort: Any = None
+    template_kwargs: Mapping[str, Any] | None = None
+    is_continuing: bool = False
+
+
+class ChatTemplate:
+    """The compiled template of one model.
+
+    ``sources``: by name; ``default`` is used unless the request has tools and there is a ``tool_use``.
+    ``special_tokens``: variables such as ``bos_token``. Raises ``jinja2.TemplateError`` if a source
+    does not compile, ``ValueError`` if there is no usable source.
+    """
+
+    def __init__(
+        self,
+        sources: Mapping[str, str],
+        special_tokens: Mapping[str, Any],
+        now: Callable[[], datetime] = datetime.now,
+    ) -> None:
+        environment = _environment(now)
+        self._special_tokens = dict(special_tokens)
+        compiled = {name: environment.from_string(source) for name, source in sources.items()}
+        if not compiled:
+            raise ValueError("the list of chat templates is empty")
+        default = compiled.get("default") or next(iter(compiled.values()))
+        self._default = (default, self._find_form(default))
+        with_tools = compiled.get("tool_use")
+        self._tool_use = (with_tools, self._find_form(with_tools)) if with_tools else self._default
+
+    def render(self, request: ChatRequest, limit_bytes: int) -> str:
+        """Return the prompt of ``request``.
+
+        Raises ``OutputTooLong`` once more than ``limit_bytes`` UTF-8 bytes came out, ``TemplateRefusal``
+        for whatever goes wrong in the template.
+        """
+        template, form = self._tool_use if request.tools else self._default
+        messages = conform(request.messages, form)
+        variables: dict[str, Any] = {**self._special_tokens, "documents": request.documents or None}
+        if request.reasoning_effort is not None:
+            variables["reasoning_effort"] = request.reasoning_effort
+        variables.update(request.template_kwargs or {})
+        variables["messages"] = messages
+        variables["tools"] = request.tools or None
+        variables["add_generation_prompt"] = not request.is_continuing
+        text = _run(template, variables, limit_bytes)
+        return _cut_after_final(text, messages) if request.is_continuing else text
+
+    def _find_form(self, template: Template) -> ContentForm:
+        takes_parts = self._shows_probe(template, [_PROBE_PART])
+        takes_text = self._shows_probe(template, _PROBE)
+        if not takes_parts:
+            return ContentForm.TEXT
+        return ContentForm.EITHER if takes_text else ContentForm.PARTS
+
+    def _shows_probe(self, template: Template, content: Any) -> bool:
+        """Whether a user message with ``content`` comes out as its text, not as a printed list."""
+        user = {"role": "user", "content": content}
+        for messages in ([user], [{"role": "system", "content": content}, user]):
+            variables = {
+                **self._special_tokens,
+                "messages": messages,
+                "tools": None,
+                "documents": None,
+                "add_generation_prompt": True,
+            }
+            try:
+                text = _run(template, variables, 1 << 20)
+            except (TemplateRefusal, OutputTooLong):
+                continue
+            if _PROBE in text and "meshd_probe_key" not in text:
+                return True
+        return False
+
+
+def _run(template: Template, variables: Mapping[str, Any], limit_bytes: int) -> str:
+    pieces: list[str] = []
+    left = limit_bytes
+    try:
+        for piece in template.generate(variables):
+            left -= len(piece) if piece.isascii() else len(piece.encode(errors="replace"))
+            if left < 0:
+                raise OutputTooLong
+            pieces.append(piece)
+    except OutputTooLong:
+        raise
+    except MemoryError as error:
+        raise OutputTooLong from error
+    # A template is code of somebody else: whatever it raises is its refusal, not a fault of meshd.
+    except Exception as error:
+        raise TemplateRefusal(_told(error)) from error
+    return "".join(pieces)
+
+
+def _told(error: Exception) -> str:
+    text = str(error) or type(error).__name__
+    return text[:MESSAGE_BYTES].encode(errors="replace")[:MESSAGE_BYTES].decode(errors="ignore")
+
+
+def _cut_after_final(text: str, messages: Sequence[Mapping[str, Any]]) -> str:
+    """Cut ``text`` after the content of the last message, so that the model goes on with it.
+
+    A template may have trimmed the content; then the cut is where its trimmed form ends.
+    """
+    last = messages[-1] if messages else {}
+    content = final_text(last) if last.get("role") == "assistant" else None
+    if content is None:
+        raise TemplateRefusal("continue_final_message needs a last message from the assistant with text.")
+    stripped = content.strip()
+    start = text.rfind(stripped)
+    if start < 0:
+        raise TemplateRefusal("The chat template does not show the final message, so it cannot be continued.")
+    whole = content.lstrip()
+    end = start + len(whole)
+    return text[:end] if text[start:end] == whole else text[: start + len(stripped)]
+
+
+# --- the environment that published templates expect ---
+
+
+class _Sandbox(ImmutableSandboxedEnvironment):
+    """The immutable sandbox, which also refuses to build a huge string by multiplication."""
+
+    intercepted_binops = frozenset(("*",))
+
+    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+        for repeated, times in ((left, right), (right, left)):
+            is_repetition = isinstance(repeated, (str, list, tuple)) and isinstance(times, int)
+            if is_repetition and len(repeated) * times > _REPETITION_MAX:
+                raise OutputTooLong
+        return super().call_binop(context, operator, left, right)
+
+    def unsafe_undefined(self, obj: Any, attribute: str) -> NoReturn:
+        # The default is a value that prints as nothing, which would hide an attempt to escape.
+        raise SecurityError(f"access to attribute {attribute!r} of {type(obj).__name__!r} is unsafe.")
+
+
+class _GenerationExtension(Extension):
+    """A ``{% generation %}`` block marks assistant output for training; here it is its content."""
+
+    tags = {"generation"}  # noqa: RUF012  (the base declares it per instance)
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.Scope(body, lineno=line)
+
+
+def _environment(now: Callable[[], datetime]) -> ImmutableSandboxedEnvironment:
+    environment = _Sandbox(
+        trim_blocks=True,
+        lstrip_blocks=True,
+        extensions=[LoopControlExtension, _GenerationExtension],
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = lambda pattern: now().strftime(pattern)
+    return environment
+
+
+def _raise_exception(text: Any = "") -> NoReturn:
+    raise TemplateError(str(text))
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    # jinja2's own filter escapes HTML, which no model was trained on.
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
