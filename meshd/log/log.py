@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from meshd.errors import StartupError
-from meshd.log.line import Timestamp, encode_json, encode_text, fit, tidy
+from meshd.log.line import Timestamp, cut_free_text, encode_line
 from meshd.log.target import QUEUE_LINES, Target, Writer, open_file, open_stream
 
 DEBUG, INFO, WARNING, ERROR = 10, 20, 30, 40
@@ -41,7 +41,7 @@ class Log:
     __slots__ = (
         "_access",
         "_clock",
-        "_encode",
+        "_is_json",
         "_lost",
         "_path",
         "_process",
@@ -62,7 +62,7 @@ class Log:
     ) -> None:
         self._process = process
         self._rank = _RANKS[level]
-        self._encode = encode_json if is_json else encode_text
+        self._is_json = is_json
         self._clock = wall_clock
         self._timestamp = Timestamp()
         self._access: deque[tuple[int, int, dict[str, Any]]] = deque()
@@ -110,7 +110,7 @@ class Log:
         """Keep the line of a finished request until ``flush``; the log owns ``fields`` from now on.
 
         ``is_routine``: health, readiness and metrics requests, which are debug. Fields that are None or
-        empty are left out. About 0.3 µs; writing the line later costs some 10 µs.
+        empty are left out. Well under 1 µs; the line itself costs about 10 µs, later.
         """
         rank = DEBUG if is_routine else INFO
         if rank < self._rank:
@@ -127,9 +127,9 @@ class Log:
         """
         for _ in range(min(max_lines, len(self._access))):
             at_ns, rank, fields = self._access.popleft()
-            self._put(
-                {"ts": self._timestamp.text(at_ns), "level": _NAMES[rank], "event": "access"} | tidy(fields)
-            )
+            cut_free_text(fields)
+            ts = self._timestamp.text(at_ns)
+            self._put({"ts": ts, "level": _NAMES[rank], "event": "access", **fields})
         for target in self._targets:
             target.drain()
         return bool(self._access)
@@ -159,6 +159,6 @@ class Log:
             target.drain()
 
     def _put(self, fields: dict[str, Any]) -> None:
-        line = fit(fields, self._encode)
+        line = encode_line(fields, self._is_json)
         for target in self._targets:
             target.put(line)
