@@ -1,0 +1,114 @@
+"""One GET against upstreams that play bytes on a real socket."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from meshd.controller.http_client import Answer, FetchError, UpstreamClient
+from meshd.routing.registry import Upstream
+
+
+def fetch(
+    reply: bytes,
+    *,
+    base_path: str = "",
+    api_key: str | None = None,
+    timeout_s: float = 5.0,
+    is_silent: bool = False,
+) -> tuple[Answer | FetchError, bytes]:
+    """GET /health from a server that answers ``reply`` and closes; return the result and what it received."""
+    heads: list[bytes] = []
+
+    async def play(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        heads.append(await reader.readuntil(b"\r\n\r\n"))
+        writer.write(reply)
+        if is_silent:
+            await reader.read()
+        writer.close()
+
+    async def run(port: int) -> Answer | FetchError:
+        upstream = Upstream(0, "id", f"http://127.0.0.1:{port}{base_path}", api_key=api_key)
+        try:
+            return await UpstreamClient().get(upstream, "/health", timeout_s, 1000)
+        except FetchError as exc:
+            return exc
+
+    return asyncio.run(_with_server(play, run)), b"".join(heads)
+
+
+async def _with_server(
+    play: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]],
+    run: Callable[[int], Awaitable[Answer | FetchError]],
+) -> Answer | FetchError:
+    server = await asyncio.start_server(play, "127.0.0.1", 0)
+    async with server:
+        return await run(server.sockets[0].getsockname()[1])
+
+
+def test_answer_with_a_length_is_read_whole() -> None:
+    result, _ = fetch(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok")
+    assert result == Answer(200, b"ok")
+    assert isinstance(result, Answer)
+    assert result.is_success
+
+
+def test_answer_in_chunks_and_one_that_ends_with_the_connection_are_read() -> None:
+    chunked, _ = fetch(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n2\r\nok\r\n0\r\n\r\n")
+    closed, _ = fetch(b"HTTP/1.0 200 OK\r\n\r\nok")
+    assert chunked == closed == Answer(200, b"ok")
+
+
+def test_request_carries_host_base_path_and_the_key_of_the_upstream() -> None:
+    _, head = fetch(b"HTTP/1.1 204 No Content\r\n\r\n", base_path="/base", api_key="k1")
+    lines = head.decode().lower().split("\r\n")
+    assert lines[0] == "get /base/health http/1.1"
+    assert "authorization: bearer k1" in lines
+    assert any(line.startswith("host: 127.0.0.1:") for line in lines)
+
+
+def test_upstream_without_a_key_gets_no_credential() -> None:
+    _, head = fetch(b"HTTP/1.1 204 No Content\r\n\r\n")
+    assert b"authorization" not in head.lower()
+
+
+def test_redirect_is_an_answer_and_not_followed() -> None:
+    result, head = fetch(b"HTTP/1.1 302 Found\r\nlocation: /other\r\ncontent-length: 0\r\n\r\n")
+    assert result == Answer(302, b"")
+    assert head.count(b"GET ") == 1
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        b"",
+        b"SSH-2.0-x\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\ncontent-length: 10\r\n\r\nshort",
+        b"HTTP/1.1 200 OK\r\ncontent-length: 2000\r\n\r\n" + b"x" * 2000,
+        b"HTTP/1.1 200 OK\r\nx: " + b"y" * 100_000,
+    ],
+    ids=["nothing", "no HTTP", "cut", "too long", "endless head"],
+)
+def test_answer_that_is_not_whole_or_not_bounded_is_an_error(reply: bytes) -> None:
+    result, _ = fetch(reply)
+    assert isinstance(result, FetchError)
+
+
+def test_silent_upstream_is_an_error_after_the_timeout() -> None:
+    result, _ = fetch(b"", timeout_s=0.05, is_silent=True)
+    assert isinstance(result, FetchError)
+    assert "0.05" in str(result)
+
+
+def test_refused_connection_is_an_error() -> None:
+    async def run() -> None:
+        server = await asyncio.start_server(lambda reader, writer: None, "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        server.close()
+        await server.wait_closed()
+        await UpstreamClient().get(Upstream(0, "id", f"http://127.0.0.1:{port}"), "/", 5.0, 1000)
+
+    with pytest.raises(FetchError):
+        asyncio.run(run())

@@ -1,0 +1,181 @@
+"""A prober against upstreams that are played, on a clock that only sleeping moves."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import pytest
+
+from meshd.controller.health import STARTUP_LIMIT_S, ProbeRules
+from meshd.controller.http_client import Answer, FetchError, UpstreamClient
+from meshd.controller.prober import ProbeCounters, Prober, ProbeSettings
+from meshd.controller.registration import Discovered
+from meshd.controller.registry_keeper import Announcement, RegistryKeeper
+from meshd.log import Log
+from meshd.memory import Segment
+from meshd.metrics.catalog import build_catalog
+from meshd.metrics.cells import MetricRow, segment_size
+from meshd.metrics.table import MetricTable
+from meshd.routing.registry import SEGMENT_BYTES, RegistryBoard, Upstream
+
+URL = "http://u:1"
+OK, DOWN, MOVED = 200, 0, 302
+
+
+class End(Exception):
+    """The play is over."""
+
+
+class PlayedUpstream(UpstreamClient):
+    """Answers probes from a list (0: no connection) and model lists with one model."""
+
+    def __init__(self, statuses: list[int]) -> None:
+        super().__init__()
+        self.statuses: Iterator[int] = iter(statuses)
+        self.paths: list[str] = []
+        self.before_probe: Callable[[], None] = lambda: None
+
+    async def get(self, upstream: Upstream, path: str, timeout_s: float, max_body_bytes: int) -> Answer:
+        self.paths.append(path)
+        if path == "/v1/models":
+            return Answer(200, b'{"data":[{"id":"m1"}]}')
+        self.before_probe()
+        status = next(self.statuses, None)
+        if status is None:
+            raise End
+        if status == DOWN:
+            raise FetchError("refused")
+        return Answer(status, b"")
+
+
+@dataclass
+class Play:
+    """One origin, its keeper and prober, and the pauses the prober made."""
+
+    statuses: list[int]
+    is_disabled: bool = False
+    pauses: list[float] = field(default_factory=list)
+    health: str = ""
+    now_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        log = Log("test", "error", stream_fd=-1)
+        self.keeper = RegistryKeeper(
+            RegistryBoard(Segment.create("registry", SEGMENT_BYTES)),
+            log,
+            is_idle=lambda number: True,
+            schedule=lambda delay_s, call: call(),
+            ring_bells=lambda: None,
+        )
+        self.cells = Segment.create("metrics", segment_size(1))
+        row = MetricRow(self.cells, 0, build_catalog())
+        name = "mesh_worker_health_checks_total"
+        counters = ProbeCounters(
+            row.counter(name, worker_type="regular", result="success"),
+            row.counter(name, worker_type="regular", result="failure"),
+        )
+        self.client = PlayedUpstream(self.statuses)
+        self.prober = Prober(
+            self.keeper,
+            self.client,
+            ProbeSettings("/health", 5.0, ProbeRules(60.0, 3, 2), self.is_disabled),
+            counters,
+            log,
+            sleep=self._sleep,
+            clock=lambda: self.now_s,
+            rng=random.Random(3),
+        )
+
+    def run(self) -> Play:
+        if not self.keeper.upstreams:
+            self.keeper.start([Announcement(URL)])
+        with pytest.raises(End):
+            asyncio.run(self.prober.watch(URL))
+        return self
+
+    @property
+    def upstream(self) -> Upstream:
+        return self.keeper.upstreams[0]
+
+    def checks(self, result: str) -> float:
+        totals = MetricTable(self.cells, 1, build_catalog()).sum_rows({0})
+        return totals.value("mesh_worker_health_checks_total", "regular", result)
+
+    async def _sleep(self, seconds: float) -> None:
+        self.pauses.append(seconds)
+        self.health += "H" if self.upstream.is_healthy else "u"
+        self.now_s += seconds
+
+
+def test_probes_at_once_and_each_second_until_the_first_success_then_at_the_interval() -> None:
+    play = Play([DOWN, DOWN, MOVED, OK, OK]).run()
+    assert play.pauses[:3] == [1.0, 1.0, 1.0]
+    assert all(54.0 <= pause <= 66.0 for pause in play.pauses[3:])
+    assert play.health == "uuuHH"
+
+
+def test_first_success_registers_the_models_once() -> None:
+    play = Play([DOWN, OK, OK, OK]).run()
+    assert play.client.paths.count("/v1/models") == 1
+    assert play.upstream.state == "active"
+    assert play.upstream.models == ("m1",)
+
+
+def test_redirect_and_server_error_are_failures_and_every_probe_is_counted() -> None:
+    play = Play([OK, MOVED, 500, DOWN, OK]).run()
+    assert play.health == "HHHuu"
+    assert (play.checks("success"), play.checks("failure")) == (2, 3)
+
+
+def test_two_successes_bring_an_ejected_upstream_back() -> None:
+    assert Play([OK, DOWN, DOWN, DOWN, OK, OK]).run().health == "HHHuuH"
+
+
+def test_upstream_that_never_starts_fails_its_job_and_is_probed_on_at_the_interval() -> None:
+    play = Play([DOWN] * 1900 + [OK]).run()
+    limit = int(STARTUP_LIMIT_S)
+    assert set(play.pauses[:limit]) == {1.0}
+    assert all(54.0 <= pause <= 66.0 for pause in play.pauses[limit:])
+    assert play.upstream.is_healthy
+
+
+def test_job_of_an_upstream_that_never_starts_says_failed() -> None:
+    play = Play([DOWN] * 1900).run()
+    job = play.keeper.job(play.upstream)
+    assert job is not None
+    assert job.status == "failed"
+
+
+def test_disabled_health_check_activates_at_once_and_never_probes() -> None:
+    play = Play([], is_disabled=True)
+    play.keeper.start([Announcement(URL)])
+    asyncio.run(play.prober.watch(URL))
+    assert play.upstream.is_healthy
+    assert play.upstream.models == ("m1",)
+    assert play.client.paths == ["/v1/models"]
+
+
+def test_after_a_restart_a_healthy_upstream_stays_so_and_its_probe_waits_its_turn() -> None:
+    play = Play([DOWN, OK])
+    play.keeper.start([Announcement(URL)])
+    play.keeper.activate(URL, Discovered(("m1",)))
+    play.run()
+    assert 0.0 <= play.pauses[0] < 60.0
+    assert play.health == "HHH"
+    assert "/v1/models" not in play.client.paths
+
+
+def test_ranks_of_one_origin_share_one_watch() -> None:
+    play = Play([])
+    play.keeper.start([Announcement(URL), Announcement("http://v:1")])
+    assert play.keeper.origins() == [URL, "http://v:1"]
+
+
+def test_all_origins_are_watched_and_a_broken_one_ends_the_run() -> None:
+    play = Play([OK])
+    play.keeper.start([Announcement(URL), Announcement("http://v:1")])
+    with pytest.raises(ExceptionGroup):
+        asyncio.run(play.prober.run())
