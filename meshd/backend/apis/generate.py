@@ -68,6 +68,8 @@ def _prompts(body: dict[str, Any]) -> tuple[list[str], bool]:
             raise invalid("Member 'text' must be a string or an array of strings.")
         return prompt_texts(text, "text"), isinstance(text, list)
     if isinstance(ids, list):
+        if any(isinstance(item, str) for item in ids):
+            raise invalid("Member 'input_ids' must hold ids or arrays of ids.")
         return prompt_texts(ids, "input_ids"), bool(ids) and isinstance(ids[0], list)
     if isinstance(body.get("input_embeds"), list):
         return [""], False
