@@ -14,6 +14,7 @@ from meshd.control.child import (
     name_process,
     pin,
     receive_messages,
+    send_message,
     start_child,
 )
 from meshd.control.manifest import Manifest, Topology
@@ -34,5 +35,6 @@ __all__ = [
     "name_process",
     "pin",
     "receive_messages",
+    "send_message",
     "start_child",
 ]

@@ -54,9 +54,7 @@ class ChildLink:
         self.send({"t": "ready"})
 
     def send(self, message: dict[str, Any]) -> None:
-        """Send one message; one that finds the supervisor gone or its queue full is dropped."""
-        with contextlib.suppress(OSError):
-            self._socket.send(json.dumps(message).encode())
+        send_message(self._socket, message)
 
     def recv(self) -> list[dict[str, Any]]:
         """Return what has arrived, without waiting. ``is_closed`` turns true at end of file."""
@@ -65,6 +63,12 @@ class ChildLink:
 
     def fileno(self) -> int:
         return self._socket.fileno()
+
+
+def send_message(link: socket.socket, message: dict[str, Any]) -> None:
+    """Send one message; one that finds the peer gone or its queue full is dropped."""
+    with contextlib.suppress(OSError):
+        link.send(json.dumps(message).encode())
 
 
 def receive_messages(link: socket.socket) -> tuple[list[dict[str, Any]], bool]:

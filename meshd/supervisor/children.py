@@ -1,0 +1,317 @@
+"""The children: spawning, reaping, and what is known of each. Policy is elsewhere; this acts.
+
+One :class:`Child` stands for a seat on the board, whatever process holds it now. Deaths are found by reaping
+in a loop, since SIGCHLD coalesces; signals go through pidfds, since a pid may be somebody else's by then.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from meshd.control import (
+    HEARTBEAT_LIMIT_NS,
+    SUPERVISOR_SIGNALS,
+    Manifest,
+    ProcessBoard,
+    Role,
+    State,
+    Topology,
+    receive_messages,
+    send_message,
+)
+from meshd.cpus import format_cpu_list
+from meshd.log import Log
+from meshd.supervisor.backoff import Backoff
+from meshd.supervisor.orphans import Orphans
+
+_BOOT_LIMIT_NS: Final = (
+    60_000_000_000  # imports on a loaded machine take seconds; leaders beat while they load
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChildSpec:
+    """What belongs in a seat. ``program`` follows the interpreter on the command line.
+
+    ``has_manifest`` false: an ordinary program (a demo upstream) that gets ``fds`` and nothing else from us;
+    it counts as ready when it runs.
+    """
+
+    role: Role
+    index: int
+    seat: int
+    program: tuple[str, ...]
+    cpus: tuple[int, ...] = ()
+    prepare_cpus: tuple[tuple[int, ...], ...] = ()
+    fds: Mapping[str, int] = field(default_factory=dict)
+    has_manifest: bool = True
+
+
+class Child:
+    """A seat and its process. ``failed_boots``: starts in a row that ended before ``ready``."""
+
+    def __init__(self, spec: ChildSpec) -> None:
+        self.spec = spec
+        self.process: subprocess.Popen[bytes] | None = None
+        self.pidfd = -1
+        self.link: socket.socket | None = None
+        self.is_ready = False
+        self.failed_boots = 0
+        self.started_ns = 0
+        self.next_start_ns = 0
+        self.backoff = Backoff()
+
+    @property
+    def is_alive(self) -> bool:
+        return self.process is not None
+
+    def send(self, message: dict[str, Any]) -> None:
+        if self.link is not None:
+            send_message(self.link, message)
+
+    def kill(self) -> None:
+        if self.is_alive:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
+
+    def __repr__(self) -> str:
+        pid = self.process.pid if self.process else None
+        return f"<child {self.spec.role} {self.spec.index} pid={pid} ready={self.is_ready}>"
+
+
+class Children:
+    """All children of a node. ``on_death`` is called after the board says that a process is gone."""
+
+    def __init__(
+        self,
+        specs: Iterable[ChildSpec],
+        board: ProcessBoard,
+        topology: Topology,
+        settings: Mapping[str, Any],
+        orphans: Orphans,
+        log: Log,
+        on_death: Callable[[], None],
+        clock: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
+        self.all = [Child(spec) for spec in specs]
+        self._board = board
+        self._topology = topology
+        self._settings = dict(settings)
+        self._log = log
+        self._on_death = on_death
+        self._clock = clock
+        self._orphans = orphans
+
+    def of(self, *roles: Role) -> list[Child]:
+        return [child for child in self.all if child.spec.role in roles]
+
+    @property
+    def living(self) -> list[Child]:
+        return [child for child in self.all if child.is_alive]
+
+    @property
+    def are_ready(self) -> bool:
+        return all(child.is_ready for child in self.all)
+
+    # ------------------------------------------------------------------------------------------- birth
+
+    def start_due(self, wanted: Callable[[Child], bool]) -> None:
+        """Start every wanted child that is not alive and whose back-off is over."""
+        now_ns = self._clock()
+        for child in self.all:
+            if not child.is_alive and child.next_start_ns <= now_ns and wanted(child):
+                self._start(child)
+
+    def _start(self, child: Child) -> None:
+        child.started_ns = self._clock()
+        try:
+            self._spawn(child)
+        except OSError as error:  # no process or memory to be had: the back-off also paces this
+            delay_ns = max(child.backoff.after_death(0), 100_000_000)
+            child.next_start_ns = child.started_ns + delay_ns
+            self._log.error("child cannot be started", child=_name(child), error=str(error))
+
+    def _spawn(self, child: Child) -> None:
+        spec = child.spec
+        fds = dict(spec.fds)
+        row = self._board.row(spec.seat)
+        # Before the start: entered later it could overwrite the READY of a child that was quicker than us.
+        row.open(spec.role, spec.index, 0, format_cpu_list(spec.cpus))
+        program = [sys.executable, *_path_flags(), *spec.program]
+        ours = theirs = None
+        manifest_fd = -1
+        try:
+            if spec.has_manifest:
+                ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+                ours.setblocking(False)
+                fds["link"] = theirs.fileno()
+                manifest_fd = self._manifest(spec, fds).to_memfd()
+                program += ["--manifest-fd", str(manifest_fd)]
+            passed = [*fds.values(), *([manifest_fd] if spec.has_manifest else [])]
+            child.process = _popen(program, passed)
+        except OSError:
+            row.state = State.GONE
+            if ours is not None:
+                ours.close()
+            raise
+        finally:
+            if theirs is not None:
+                theirs.close()
+            if manifest_fd >= 0:
+                os.close(manifest_fd)
+        child.link = ours
+        child.pidfd = os.pidfd_open(child.process.pid)
+        row.pid = child.process.pid
+        if not spec.has_manifest:
+            self._adopt_plain(child, child.process.pid)
+
+    def _manifest(self, spec: ChildSpec, fds: dict[str, int]) -> Manifest:
+        return Manifest(
+            role=spec.role,
+            index=spec.index,
+            seat=spec.seat,
+            supervisor_pid=os.getpid(),
+            topology=self._topology,
+            settings=self._settings,
+            fds=fds,
+            cpus=spec.cpus,
+            prepare_cpus=spec.prepare_cpus,
+        )
+
+    def _adopt_plain(self, child: Child, pid: int) -> None:
+        """Do for an ordinary program what ``start_child`` does for the others."""
+        if child.spec.cpus:
+            with contextlib.suppress(OSError):
+                os.sched_setaffinity(pid, child.spec.cpus)
+        self._board.row(child.spec.seat).state = State.READY
+        child.is_ready = True
+
+    # ------------------------------------------------------------------------------------------- life
+
+    def receive(self, child: Child) -> None:
+        """Take the messages of a child."""
+        if child.link is None:
+            return
+        messages, is_closed = receive_messages(child.link)
+        for message in messages:
+            if message.get("t") == "ready" and not child.is_ready:
+                child.is_ready = True
+                child.failed_boots = 0
+                boot_s = (self._clock() - child.started_ns) / 1e9
+                self._log.debug("child ready", child=_name(child), boot_s=boot_s)
+        if (
+            is_closed
+        ):  # it died or closed its end; reaping tells which, and a closed end would wake every poll
+            child.link.close()
+            child.link = None
+
+    def send(self, message: dict[str, Any], *roles: Role) -> None:
+        for child in self.of(*roles):
+            child.send(message)
+
+    def kill(self, *roles: Role) -> None:
+        for child in self.of(*roles):
+            child.kill()
+
+    def kill_hung(self, awake_since_ns: int) -> None:
+        """Kill who did not beat for 10 s; silence before ``awake_since_ns`` is held against nobody."""
+        now_ns = self._clock()
+        for child in self.living:
+            if not child.spec.has_manifest:
+                continue
+            last_ns = max(self._board.row(child.spec.seat).heartbeat_ns, awake_since_ns)
+            limit_ns = HEARTBEAT_LIMIT_NS if child.is_ready else _BOOT_LIMIT_NS
+            if now_ns - last_ns > limit_ns:
+                self._log.error("child hung, killed", child=_name(child), silent_s=(now_ns - last_ns) / 1e9)
+                child.kill()
+
+    # ------------------------------------------------------------------------------------------- death
+
+    def reap(self) -> list[Child]:
+        """Reap all that died, enter it on the board, and return the children among them."""
+        dead = []
+        has_died = False
+        while (pid := _next_dead_pid()) is not None:
+            has_died = True
+            child = next((each for each in self.living if each.process and each.process.pid == pid), None)
+            if child is None:
+                os.waitpid(pid, 0)
+                self._orphans.bury(pid)
+            else:
+                self._bury(child)
+                dead.append(child)
+        if has_died:
+            self._on_death()
+        return dead
+
+    def _bury(self, child: Child) -> None:
+        assert child.process is not None
+        pid, status = child.process.pid, child.process.wait()
+        now_ns = self._clock()
+        lived_ns = now_ns - child.started_ns
+        if child.link is not None:
+            self.receive(child)  # it may have said ready in its last breath
+        if child.link is not None:
+            child.link.close()
+        os.close(child.pidfd)
+        if not child.is_ready:
+            child.failed_boots += 1
+        delay_ns = child.backoff.after_death(lived_ns)
+        child.next_start_ns = now_ns + delay_ns
+        self._log.warning(
+            "child ended",
+            child=_name(child),
+            pid=pid,
+            status=describe_status(status),
+            lived_s=lived_ns / 1e9,
+            next_start_s=delay_ns / 1e9,
+        )
+        child.process, child.link, child.pidfd, child.is_ready = None, None, -1, False
+        self._board.row(child.spec.seat).close()
+        if child.spec.role is Role.LEADER:
+            self._orphans.leader_died(pid, now_ns)
+
+
+def describe_status(status: int) -> str:
+    """Say how a process ended, from the return code that subprocess gives."""
+    if status >= 0:
+        return f"exit code {status}"
+    with contextlib.suppress(ValueError):
+        return f"killed by {signal.Signals(-status).name}"
+    return f"killed by signal {-status}"
+
+
+def _popen(program: list[str], passed: list[int]) -> subprocess.Popen[bytes]:
+    """Start a program with the supervisor's signals blocked, so that Ctrl-C cannot kill it while it boots."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, SUPERVISOR_SIGNALS)
+    try:
+        return subprocess.Popen(program, stdin=subprocess.DEVNULL, pass_fds=passed)
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, SUPERVISOR_SIGNALS)
+
+
+def _path_flags() -> list[str]:
+    """Let a child search the working directory for modules only if we do: ``-m`` alone would add it."""
+    return [] if "" in sys.path or os.getcwd() in sys.path else ["-P"]
+
+
+def _next_dead_pid() -> int | None:
+    """Find a dead child without reaping it, so that whoever holds its handle can."""
+    try:
+        found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return None
+    return found.si_pid if found else None
+
+
+def _name(child: Child) -> str:
+    return f"{child.spec.role}{child.spec.index}"

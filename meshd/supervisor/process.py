@@ -1,0 +1,309 @@
+"""The supervisor's loop: one poll over signals and links, then bring the node to where it should be.
+
+No event loop, no thread, no request: whatever happens to the traffic, this process stays able to replace what
+broke. Everything it learns arrives as a readable descriptor or as a time that has come; each turn looks at
+all of it again and repairs the differences, so no event has to be remembered.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import select
+import signal
+import sys
+import time
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from meshd.config import LoadResult, Settings
+from meshd.control import Role, State, name_process, pin
+from meshd.cpus import format_cpu_list
+from meshd.log import Log
+from meshd.supervisor.children import Child, Children
+from meshd.supervisor.greeting import demo_text, listening_urls
+from meshd.supervisor.node import Node, build_node
+from meshd.supervisor.notify import Notifier
+from meshd.supervisor.orphans import Orphans, become_subreaper
+from meshd.supervisor.reload import ConfigurationReload
+from meshd.supervisor.shutdown import Act, Patience, Phase, Shutdown
+from meshd.supervisor.signals import SignalInbox
+
+_SECOND: Final = 1_000_000_000
+_TICK_NS: Final = _SECOND  # heartbeats and orphans are looked at this often
+_BOOT_TICK_NS: Final = _SECOND // 50  # prepare workers become ready on the board alone, which wakes nobody
+_OVERSLEPT_NS: Final = 3 * _SECOND  # a turn that late means that we were stopped, and probably all others too
+_BOOTS: Final = 3  # failed boots in a row at start that end the node
+_CANNOT_BOOT: Final = 3  # exit code
+
+
+def run(
+    settings: Settings,
+    sources: Mapping[str, str],
+    notify_socket: str | None = None,
+    watchdog_usec: int = 0,
+    reload: Callable[[], LoadResult] | None = None,
+) -> int:
+    """Run a node until it is told to end; return the exit code.
+
+    ``notify_socket``, ``watchdog_usec``: the service manager's ``$NOTIFY_SOCKET`` and ``$WATCHDOG_USEC``.
+    ``reload``: reads the configuration again from all its places. Raises StartupError before any child runs.
+    """
+    log = Log("supervisor", settings.log_level, settings.json_log, log_dir=settings.log_dir)
+    _raise_descriptor_limit()
+    node = build_node(settings, sources)
+    for warning in node.warnings:
+        log.warning("start", message=warning)
+    pin(node.plan.io_cpus)
+    notifier = Notifier(notify_socket, watchdog_usec)
+    return supervise(
+        node, log, notifier, ConfigurationReload(settings, reload, log), choose_patience(settings, sources)
+    )
+
+
+def supervise(
+    node: Node, log: Log, notifier: Notifier, reload: ConfigurationReload, patience: Callable[[int], Patience]
+) -> int:
+    """Turn this process into the supervisor of a node until the node has ended; return the exit code."""
+    name_process(Role.SUPERVISOR, 0)
+    become_subreaper()
+    inbox = SignalInbox()
+    try:
+        return Supervisor(node, log, inbox, notifier, reload, patience).run()
+    finally:
+        inbox.close()
+        log.close()
+
+
+def choose_patience(settings: Settings, sources: Mapping[str, str]) -> Callable[[int], Patience]:
+    """Choose how patiently a signal ends the node: Ctrl-C by someone who watches need not wait for anybody.
+
+    Times that were set by hand hold for every signal.
+    """
+    names = ("shutdown_delay_secs", "shutdown_grace_period_secs")
+    is_default = all(sources.get(name, "default") == "default" for name in names)
+    is_watched = is_default and (settings.demo > 0 or os.isatty(0))
+    by_settings = Patience(settings.shutdown_delay_secs, settings.shutdown_grace_period_secs)
+
+    def choose(number: int) -> Patience:
+        return Patience.hurried() if is_watched and number == signal.SIGINT else by_settings
+
+    return choose
+
+
+class Supervisor:
+    """One running node."""
+
+    def __init__(
+        self,
+        node: Node,
+        log: Log,
+        inbox: SignalInbox,
+        notifier: Notifier,
+        reload: ConfigurationReload,
+        patience: Callable[[int], Patience],
+        clock: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
+        self._node = node
+        self._log = log
+        self._inbox = inbox
+        self._notifier = notifier
+        self._reload = reload
+        self._patience = patience
+        self._clock = clock
+        self._board = node.memory.board
+        self._orphans = Orphans(self._board, node.topology)
+        self._children = Children(
+            node.specs, self._board, node.topology, node.settings.to_dict(), self._orphans, log,
+            node.memory.ring_all, clock,
+        )  # fmt: skip
+        self._shutdown = Shutdown()
+        self._was_ready = False
+        self._exit_code = 0
+        self._turn_ns = self._awake_since_ns = clock()
+        self._row = self._board.row(node.topology.board_supervisor)
+
+    def run(self) -> int:
+        """Turn until the node has ended."""
+        self._enter_on_board()
+        self._notifier.status("starting")
+        self._children.start_due(self._is_wanted)
+        try:
+            while self._shutdown.phase is not Phase.ENDED:
+                self._turn()
+            self._log.info("ended", exit_code=self._exit_code)
+            return self._exit_code
+        finally:
+            for child in self._children.living:  # only after a fault of our own
+                child.kill()
+
+    def _enter_on_board(self) -> None:
+        cpus = format_cpu_list(self._node.plan.io_cpus)
+        self._row.open(Role.SUPERVISOR, 0, os.getpid(), cpus)
+        self._board.supervisor_pid = os.getpid()
+        self._board.started_ns = self._clock()
+
+    # ------------------------------------------------------------------------------------------- a turn
+
+    def _turn(self) -> None:
+        self._wait()
+        now_ns = self._clock()
+        if now_ns - self._turn_ns > _OVERSLEPT_NS:
+            self._awake_since_ns = now_ns
+        self._turn_ns = now_ns
+        self._row.beat(now_ns)
+        for number in self._inbox.take():
+            self._take_signal(number)
+        for child in self._children.living:
+            self._children.receive(child)
+        self._children.reap()
+        self._give_up_on_failed_boots()
+        self._children.kill_hung(self._awake_since_ns)
+        self._orphans.kill_overdue(now_ns)
+        self._advance_shutdown()
+        self._children.start_due(self._is_wanted)
+        self._announce_ready()
+        self._notifier.watchdog(now_ns)
+
+    def _wait(self) -> None:
+        """Sleep until a signal or message comes or the next time is due."""
+        poll = select.poll()
+        poll.register(self._inbox, select.POLLIN)
+        for child in self._children.living:
+            if child.link is not None:
+                poll.register(child.link, select.POLLIN)
+        now_ns = self._clock()
+        poll.poll(max(0, self._next_due_ns(now_ns) - now_ns) / 1e6)
+
+    def _next_due_ns(self, now_ns: int) -> int:
+        due = [now_ns + (_TICK_NS if self._was_ready else _BOOT_TICK_NS)]
+        due += [at_ns for at_ns in (self._shutdown.deadline_ns, self._notifier.next_ns) if at_ns is not None]
+        due += [
+            child.next_start_ns
+            for child in self._children.all
+            if not child.is_alive and self._is_wanted(child)
+        ]
+        return min(due)
+
+    # ------------------------------------------------------------------------------------------- targets
+
+    def _is_wanted(self, child: Child) -> bool:
+        """Say whether this seat should hold a process now."""
+        phase = self._shutdown.phase
+        if child.spec.role is not Role.IO:
+            return phase in (Phase.RUNNING, Phase.LINGERING, Phase.DRAINING)
+        if phase not in (Phase.RUNNING, Phase.LINGERING):
+            return False
+        # The first time, traffic waits in the listen queues until there is a registry and a prepare worker.
+        return self._was_ready or all(
+            other.is_ready for other in self._children.all if other.spec.role is not Role.IO
+        )
+
+    def _give_up_on_failed_boots(self) -> None:
+        if self._was_ready or self._shutdown.phase is not Phase.RUNNING:
+            return
+        for child in self._children.all:
+            if child.failed_boots >= _BOOTS:
+                self._log.error(
+                    "start failed",
+                    message=f"{child.spec.role} {child.spec.index} could not start {_BOOTS} times in a row",
+                )
+                self._exit_code = _CANNOT_BOOT
+                self._notifier.stopping("a child process cannot start")
+                self._shutdown.abort(self._clock())
+                return
+
+    def _announce_ready(self) -> None:
+        if self._was_ready or self._shutdown.phase is not Phase.RUNNING or not self._is_everyone_ready():
+            return
+        self._was_ready = True
+        self._row.state = State.READY
+        settings, topology = self._node.settings, self._node.topology
+        traffic, metrics = listening_urls(settings, topology)
+        self._log.info(
+            "ready",
+            url=traffic,
+            metrics=metrics,
+            io_processes=topology.io_processes,
+            prepare_workers=topology.prepare_workers,
+            io_cpus=format_cpu_list(self._node.plan.io_cpus),
+            prepare_cpus=format_cpu_list(self._node.plan.prepare_cpus),
+        )
+        self._notifier.ready(f"serving on {traffic}")
+        if settings.demo:
+            with contextlib.suppress(OSError):  # a closed stdout is no reason to end
+                sys.stdout.write(demo_text(settings, topology))
+                sys.stdout.flush()
+
+    def _is_everyone_ready(self) -> bool:
+        topology = self._node.topology
+        seats = (topology.board_prepare(seat) for group in topology.groups for seat in group)
+        return self._children.are_ready and all(self._board.row(seat).state is State.READY for seat in seats)
+
+    # ------------------------------------------------------------------------------------------- signals
+
+    def _take_signal(self, number: int) -> None:
+        match number:
+            case signal.SIGTERM | signal.SIGINT:
+                patience = self._patience(number) if self._was_ready else Patience.hurried()
+                self._log.info(
+                    "stopping", signal=signal.Signals(number).name, phase=self._shutdown.phase.value
+                )
+                self._do(self._shutdown.signal(self._clock(), patience))
+            case signal.SIGHUP:
+                self._take_reload()
+            case signal.SIGUSR2:
+                self._log.warning(
+                    "SIGUSR2", message="replacing running children is not supported; restart instead"
+                )
+
+    def _take_reload(self) -> None:
+        self._notifier.reloading()
+        self._children.send({"t": "reopen_logs"}, Role.IO, Role.LEADER, Role.CONTROLLER)
+        self._reload.take()
+        self._notifier.ready("serving" if self._was_ready else "starting")
+
+    def _advance_shutdown(self) -> None:
+        while True:
+            has_io = any(child.is_alive for child in self._children.of(Role.IO))
+            has_any = bool(self._children.living) or bool(self._orphans)
+            before = self._shutdown.phase
+            self._do(self._shutdown.next_acts(self._clock(), has_io=has_io, has_any=has_any))
+            if self._shutdown.phase is before:
+                return
+
+    def _do(self, acts: list[Act]) -> None:
+        for act in acts:
+            self._act(act)
+
+    def _act(self, act: Act) -> None:
+        children, board = self._children, self._board
+        match act:
+            case Act.ANNOUNCE:
+                board.drain_deadline_ns = self._shutdown.grace_end_ns
+                board.is_draining = 1
+                self._row.state = State.DRAINING
+                self._notifier.stopping("draining")
+                self._node.memory.ring_all()
+            case Act.DRAIN_IO:
+                left_s = max(0, self._shutdown.grace_end_ns - self._clock()) / _SECOND
+                children.send({"t": "drain", "grace_s": left_s}, Role.IO)
+            case Act.CUT_IO:
+                children.send({"t": "quit"}, Role.IO)
+            case Act.KILL_IO:
+                children.kill(Role.IO)
+            case Act.CLOSE_REST:
+                children.send({"t": "quit"}, Role.LEADER, Role.CONTROLLER)
+                children.kill(Role.BACKEND)
+                self._orphans.kill_all()
+            case Act.KILL_ALL:
+                children.kill(*Role)
+                self._orphans.kill_all()
+
+
+def _raise_descriptor_limit() -> None:
+    """Take the hard limit: the soft one is 1024 on many systems for the sake of select(), unused here."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
