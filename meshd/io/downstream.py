@@ -234,6 +234,10 @@ class DownstreamConnection(asyncio.BufferedProtocol):
         self._state = _WAIT if head.has_body else _BUSY
         self.exchange = server.start_exchange(self, head)
 
+    def turn_away(self, error: MeshError) -> None:
+        """Refuse the connection itself, before any head."""
+        self._refuse(error)
+
     def _refuse(self, error: MeshError) -> None:
         """Answer a head that could not be understood, and close: nothing after it can be trusted."""
         assert self.transport is not None
@@ -352,7 +356,9 @@ class DownstreamConnection(asyncio.BufferedProtocol):
 
     def finish(self, closes: bool) -> None:
         """The answer has been written whole: go on with the next request, or close."""
-        rest = 0 if self._state == _BUSY or self.head is None or not self.head.has_body else self._rest_of_body()
+        rest = (
+            0 if self._state == _BUSY or self.head is None or not self.head.has_body else self._rest_of_body()
+        )
         is_body_open = self._state in (_WAIT, _BODY)
         self.exchange = None
         self._body = None

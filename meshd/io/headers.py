@@ -73,7 +73,9 @@ class RequestIds:
             if value is not None:
                 text = value.decode("latin-1")
                 # An empty value wins too, as in the reference router: it is the client's choice.
-                if len(text) <= MAX_REQUEST_ID_BYTES and (not text or (text.isascii() and text.isprintable())):
+                if len(text) <= MAX_REQUEST_ID_BYTES and (
+                    not text or (text.isascii() and text.isprintable())
+                ):
                     return text
                 break
         return self.generate(prefix)

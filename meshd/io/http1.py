@@ -146,6 +146,8 @@ def parse_request_head(raw: bytes, max_head_bytes: int, max_fields: int) -> Requ
         raise _version_error()
     if lines - 2 > max_fields:
         raise MeshError("header_too_large", "The request head has too many fields.", is_closing=True)
+    if method == b"CONNECT":
+        raise MeshError("method_not_allowed", "CONNECT is not served.", is_closing=True)
     is_http11 = minor == b"1"
     fields = _read_fields(raw, httptools.HttpRequestParser, method, "The request head has a bad field line.")
     return _assemble_request(method, target, is_http11, fields)
@@ -181,7 +183,9 @@ def _read_fields(
         if b"transfer-encoding" not in raw.lower() and b"content-length" not in raw.lower():
             raise malformed(complaint) from error
         # llhttp stopped at a framing field; the caller's own framing rules name the fault.
-        fields = _split_fields(raw, complaint)
+        return _split_fields(raw, complaint)
+    if b" \r\n" in raw or b"\t\r\n" in raw:  # llhttp keeps white space after a value
+        return [(name, value.rstrip(b" \t")) for name, value in fields]
     return fields
 
 
@@ -220,7 +224,7 @@ def _assemble_request(method: bytes, target: bytes, is_http11: bool, fields: lis
     host = values.get(b"host")
     if b"host" in repeated or (host is None and is_http11) or (host and not _HOST.fullmatch(host)):
         raise malformed("The request needs exactly one valid Host field.")
-    target = _origin_form(method, target, host)
+    target = _origin_form(target, host)
     content_length = _content_length(fields, values, repeated)
     is_chunked = False
     if b"transfer-encoding" in values:
@@ -246,9 +250,7 @@ def _assemble_request(method: bytes, target: bytes, is_http11: bool, fields: lis
     )
 
 
-def _origin_form(method: bytes, target: bytes, host: bytes | None) -> bytes:
-    if method == b"CONNECT":
-        raise MeshError("method_not_allowed", "CONNECT is not served.", is_closing=True)
+def _origin_form(target: bytes, host: bytes | None) -> bytes:
     if target.startswith(b"/") or target == b"*":
         return target
     absolute = _ABSOLUTE.fullmatch(target)
@@ -257,7 +259,9 @@ def _origin_form(method: bytes, target: bytes, host: bytes | None) -> bytes:
     return (absolute[2] or b"/") + (absolute[3] or b"")
 
 
-def _content_length(fields: list[Field], values: dict[bytes, bytes], repeated: frozenset[bytes]) -> int | None:
+def _content_length(
+    fields: list[Field], values: dict[bytes, bytes], repeated: frozenset[bytes]
+) -> int | None:
     value = values.get(b"content-length")
     if value is None:
         return None

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from meshd.io.upstream import UpstreamConnection, UpstreamFailure
+from meshd.routing.upstream import Upstream
 
 MAX_IDLE_PER_ORIGIN: Final = 256
 
@@ -27,6 +28,17 @@ class Address:
     port: int = 0
     is_tls: bool = False
     unix_path: str = ""
+
+
+def address_of(upstream: Upstream) -> Address:
+    """Return where an upstream's origin listens; its ranks share connections."""
+    return Address(upstream.base_url, upstream.host, upstream.port, upstream.is_tls)
+
+
+def authority_of(upstream: Upstream) -> str:
+    """Return the value of `host` towards an upstream: the default port is left out (RFC 9110 §7.2)."""
+    host = f"[{upstream.host}]" if ":" in upstream.host else upstream.host
+    return host if upstream.port == (443 if upstream.is_tls else 80) else f"{host}:{upstream.port}"
 
 
 class UpstreamPool:

@@ -50,6 +50,7 @@ class Relay:
         "_sse",
         "_upstream",
         "bytes_out",
+        "ended_at",
         "failure",
         "first_token_at",
         "is_cut",
@@ -83,11 +84,14 @@ class Relay:
         self.is_cut = False
         self.failure: UpstreamFailure | None = None
         self.first_token_at = 0.0
+        self.ended_at = 0.0  # the API's own end of stream, or the last byte
         self.usage = sse.usage if sse is not None else Usage()
         self.skipped_observation = ""
 
     def __repr__(self) -> str:
-        return f"Relay({self._framing} out={self.bytes_out} outcome={self.outcome or 'running'} {self._sse!r})"
+        return (
+            f"Relay({self._framing} out={self.bytes_out} outcome={self.outcome or 'running'} {self._sse!r})"
+        )
 
     async def run(self, head: bytes) -> str:
         """Write ``head``, then relay until the response has ended; return the outcome."""
@@ -116,6 +120,8 @@ class Relay:
             data = sse.feed(data)
             if sse.has_first_token and not had_token:
                 self.first_token_at = self._upstream.last_byte_at
+            if sse.has_ended and not self.ended_at:
+                self.ended_at = self._upstream.last_byte_at
             if not data:
                 return
         elif self.observes_body:
@@ -192,6 +198,7 @@ class Relay:
         if self.outcome:
             return
         self.outcome = outcome
+        self.ended_at = self.ended_at or self._upstream.last_byte_at
         if self._done is not None and not self._done.done():
             self._done.set_result(outcome)
 

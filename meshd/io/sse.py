@@ -199,9 +199,7 @@ class SseRelay:
                 self.has_ended = self.has_error_event = True
         elif kind == "error":
             self.has_ended = self.has_error_event = True
-        elif self._api == "messages" and kind == "message_stop":
-            self.has_ended = self.is_success = True
-        elif self._api == "responses" and kind in ("response.completed", "response.incomplete"):
+        elif (self._api == "messages" and kind == "message_stop") or (self._api == "responses" and kind in ("response.completed", "response.incomplete")):
             self.has_ended = self.is_success = True
         elif self._api == "responses" and kind == "response.failed":
             self.has_ended = self.has_error_event = True
@@ -260,7 +258,9 @@ def _openai_output(payload: dict[str, Any]) -> bool:
         if any(delta.get(name) for name in _DELTA_TEXTS):
             return True
         calls = delta.get("tool_calls")
-        functions = [c.get("function") for c in calls if isinstance(c, dict)] if isinstance(calls, list) else []
+        functions = (
+            [c.get("function") for c in calls if isinstance(c, dict)] if isinstance(calls, list) else []
+        )
         functions.append(delta.get("function_call"))
         if any(isinstance(f, dict) and (f.get("name") or f.get("arguments")) for f in functions):
             return True

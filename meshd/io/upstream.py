@@ -317,7 +317,11 @@ class UpstreamConnection(asyncio.Protocol):
     def _ended(self, cause: str) -> None:
         if not self.is_busy or self.is_complete or self._failure is not None:
             return
-        if self._head is not None and self._head.is_close_delimited and cause.endswith("closed the connection"):
+        if (
+            self._head is not None
+            and self._head.is_close_delimited
+            and cause.endswith("closed the connection")
+        ):
             self._complete(b"")
             return
         self._fail("upstream_connection_failed", cause)

@@ -1,0 +1,191 @@
+"""What an I/O process counts: handles on its metric cells, resolved once and kept.
+
+Open labels (model, path, code) are resolved on first use; the metric row bounds how many there can be.
+"""
+
+from __future__ import annotations
+
+from meshd.metrics.cells import Counter, Histogram, MetricRow
+
+_ROUTER = {"router_type": "http"}
+_TARGET = {"router_type": "http", "backend_type": "regular"}
+_ATTEMPT = {"worker_type": "regular", "connection_mode": "http"}
+
+
+def error_type(status: int, code: str) -> str:
+    """Return the `error_type` of a final status (metrics.md §2)."""
+    if status == 404:
+        return "no_workers"
+    if status in (408, 504):
+        return "timeout"
+    if status == 429:
+        return "rate_limited"
+    if status < 500 or (status == 501 and code):
+        return "validation_error"
+    if status == 500 and code:
+        return "internal_error"
+    return "backend_error"
+
+
+class IoMetrics:
+    """All counters of one I/O process, under the names of metrics.md."""
+
+    def __init__(self, row: MetricRow) -> None:
+        self._row = row
+        self.connections = row.gauge("mesh_http_connections_active")
+        self.malformed = row.counter("mesh_http_malformed_requests_total")
+        self.disconnects = row.counter("mesh_http_client_disconnects_total")
+        self.tickets_granted = row.counter("mesh_http_rate_limit_total", result="allowed")
+        self.tickets_refused = row.counter("mesh_http_rate_limit_total", result="rejected")
+        self.admission_wait = row.histogram("mesh_admission_wait_seconds")
+        self.admission_canceled = row.counter("mesh_admission_canceled_total")
+        self.overhead = row.histogram("mesh_router_overhead_seconds", **_ROUTER)
+        self.upstream_connections = row.gauge("mesh_worker_connections_active", **_ATTEMPT)
+        self.reuse_retries = row.counter("mesh_worker_reuse_retries_total")
+        self.loop_lag = row.histogram("mesh_event_loop_lag_seconds")
+        self.log_drops = row.counter("mesh_internal_drops_total", queue="log")
+        self._stages = {
+            name: row.histogram("mesh_router_stage_duration_seconds", stage=name, **_ROUTER)
+            for name in ("admission", "body", "prepare", "placement", "upstream_head", "relay")
+        }
+        self._requests: dict[tuple[str, str], tuple[Counter, Histogram]] = {}
+        self._responses: dict[tuple[int, str], Counter] = {}
+        self._upstream_responses: dict[int, Counter] = {}
+        self._routed: dict[tuple[str, str, bool], tuple[Counter, Histogram]] = {}
+        self._observed: dict[tuple[str, str], ObservedMetrics] = {}
+        self._selections: dict[tuple[str, str], Counter] = {}
+
+    # ------------------------------------------------------------------------------- HTTP and router
+
+    def request(self, path: str, method: str) -> Histogram:
+        """Count a head; the histogram takes the duration of its response."""
+        handles = self._requests.get((path, method))
+        if handles is None:
+            labels = {"path": path, "method": method}
+            handles = self._requests[(path, method)] = (
+                self._row.counter("mesh_http_requests_total", **labels),
+                self._row.histogram("mesh_http_request_duration_seconds", **labels),
+            )
+        handles[0].inc()
+        return handles[1]
+
+    def response(self, status: int, code: str) -> None:
+        counter = self._responses.get((status, code))
+        if counter is None:
+            counter = self._responses[(status, code)] = self._row.counter(
+                "mesh_http_responses_total", status_code=str(status), error_code=code
+            )
+        counter.inc()
+
+    def upstream_response(self, status: int) -> None:
+        counter = self._upstream_responses.get(status)
+        if counter is None:
+            counter = self._upstream_responses[status] = self._row.counter(
+                "mesh_router_upstream_responses_total", status_code=str(status), error_code="", **_ROUTER
+            )
+        counter.inc()
+
+    def routed(self, model: str, endpoint: str, is_streaming: bool) -> Histogram:
+        """Count a request whose view was delivered; the histogram takes its duration."""
+        key = (model, endpoint, is_streaming)
+        handles = self._routed.get(key)
+        if handles is None:
+            labels = {"connection_mode": "http", "model": model, "endpoint": endpoint, **_TARGET}
+            streaming = "true" if is_streaming else "false"
+            handles = self._routed[key] = (
+                self._row.counter("mesh_router_requests_total", streaming=streaming, **labels),
+                self._row.histogram("mesh_router_request_duration_seconds", **labels),
+            )
+        handles[0].inc()
+        return handles[1]
+
+    def router_error(self, model: str, endpoint: str, kind: str) -> None:
+        self._row.counter(
+            "mesh_router_request_errors_total",
+            connection_mode="http",
+            model=model,
+            endpoint=endpoint,
+            error_type=kind,
+            **_TARGET,
+        ).inc()
+
+    def observed(self, model: str, endpoint: str) -> ObservedMetrics:
+        found = self._observed.get((model, endpoint))
+        if found is None:
+            found = self._observed[(model, endpoint)] = ObservedMetrics(self._row, model, endpoint)
+        return found
+
+    def stage(self, name: str, seconds: float) -> None:
+        self._stages[name].observe(seconds)
+
+    def observation_skipped(self, reason: str) -> None:
+        self._row.counter("mesh_observation_skipped_total", reason=reason).inc()
+
+    def stream_failure(self, endpoint: str, reason: str) -> None:
+        self._row.counter("mesh_stream_failures_total", endpoint=endpoint, reason=reason).inc()
+
+    def admission_rejected(self, reason: str) -> None:
+        self.tickets_refused.inc()
+        self._row.counter("mesh_admission_rejections_total", reason=reason).inc()
+
+    def attempt_failed(self, kind: str) -> None:
+        self._row.counter("mesh_worker_errors_total", error_type=kind, **_ATTEMPT).inc()
+
+    # ------------------------------------------------------------------------- what the placer counts
+
+    def selected(self, upstream: object, model: str, policy: str) -> None:
+        counter = self._selections.get((model, policy))
+        if counter is None:
+            counter = self._selections[(model, policy)] = self._row.counter(
+                "mesh_worker_selection_total", model=model or "unknown", policy=policy, **_ATTEMPT
+            )
+        counter.inc()
+
+    def prefix_hash_branch(self, name: str) -> None:
+        self._row.counter("mesh_prefix_hash_policy_branch_total", branch=name).inc()
+
+    def fallback(self, policy: str, reason: str) -> None:
+        self._row.counter("mesh_policy_fallbacks_total", policy=policy, reason=reason).inc()
+
+
+class ObservedMetrics:
+    """What is learnt from the responses of one model on one endpoint."""
+
+    __slots__ = ("generation", "input_tokens", "output_tokens", "tpot", "ttft")
+
+    def __init__(self, row: MetricRow, model: str, endpoint: str) -> None:
+        labels = {"model": model, "endpoint": endpoint, **_TARGET}
+        self.ttft = row.histogram("mesh_router_ttft_seconds", **labels)
+        self.tpot = row.histogram("mesh_router_tpot_seconds", **labels)
+        self.generation = row.histogram("mesh_router_generation_duration_seconds", **labels)
+        self.input_tokens = row.counter("mesh_router_tokens_total", token_type="input", **labels)
+        self.output_tokens = row.counter("mesh_router_tokens_total", token_type="output", **labels)
+
+
+class PrepareCounters:
+    """What the prepare client of one I/O process counts."""
+
+    def __init__(self, row: MetricRow) -> None:
+        self._row = row
+        self._retries = row.counter("mesh_prepare_retries_total")
+        self.job_submitted = row.counter("mesh_prepare_jobs_total").inc
+        self.queue_seconds = row.histogram("mesh_prepare_queue_seconds").observe
+        self.run_seconds = row.histogram("mesh_prepare_run_seconds").observe
+        self.queued = row.gauge("mesh_prepare_queued_jobs").set
+        self.dispatched = row.gauge("mesh_prepare_dispatched_jobs").set
+        self._stages = {
+            name: row.histogram("mesh_prepare_stage_seconds", stage=name)
+            for name in ("json_parse", "view", "template", "encode")
+        }
+
+    def stage(self, name: str, seconds: float) -> None:
+        self._stages[name].observe(seconds)
+
+    def error(self, reason: str) -> None:
+        self._row.counter("mesh_prepare_errors_total", reason=reason).inc()
+
+    def rejection(self, code: str) -> None:
+        self._row.counter("mesh_prepare_rejections_total", reason=code).inc()
+
+    def retry(self) -> None:
+        self._retries.inc()

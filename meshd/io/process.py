@@ -1,0 +1,227 @@
+"""The I/O process: `python -m meshd.io.process`, started by the supervisor.
+
+Builds every object once, hands each what it needs, runs one uvloop, and ends when the supervisor says so
+or is gone. It never imports a tokenizer or a template engine, and never parses a request body.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import resource
+import socket
+import sys
+import time
+from collections.abc import Sequence
+from typing import Final
+
+import uvloop
+
+from meshd.admission.gate import Gate
+from meshd.config import Settings
+from meshd.control import ChildLink, Manifest, ProcessBoard, State, start_child
+from meshd.director import Director
+from meshd.errors import StartupError
+from meshd.io.downstream import DownstreamConnection
+from meshd.io.headers import HttpDate, RequestIds
+from meshd.io.measure import IoMetrics, PrepareCounters
+from meshd.io.pool import Address, UpstreamPool
+from meshd.io.routes import Routes
+from meshd.io.server import Server
+from meshd.io.services import Services
+from meshd.log import Log
+from meshd.memory import Segment
+from meshd.metrics.catalog import build_catalog
+from meshd.metrics.cells import MetricRow
+from meshd.prepare.client import PrepareClient
+from meshd.routing.load import LoadTable
+from meshd.routing.placement import Placer
+from meshd.routing.policies.table import PolicyTable
+from meshd.routing.registry import RegistryBoard
+from meshd.slab import SLAB_KIND, BodySlab
+
+TIMER_SECS: Final = 0.1  # how often timers are looked at
+PREPARE_CHECK_SECS: Final = 0.05  # backstop of the prepare rings
+LISTEN_BACKLOG: Final = 4096
+
+
+class IoProcess:
+    """All objects of one I/O process, and its life."""
+
+    def __init__(self, manifest: Manifest, loop: asyncio.AbstractEventLoop) -> None:
+        settings = Settings.from_dict(manifest.settings)
+        topology, fds = manifest.topology, manifest.fds
+        self._loop = loop
+        self._manifest = manifest
+        self.log = Log(f"io{manifest.index}", settings.log_level, settings.json_log, log_dir=settings.log_dir)
+        self.board = ProcessBoard(Segment.attach(fds["board"], "board"))
+        self.row = self.board.row(manifest.seat)
+        self.link = ChildLink.open(manifest, self.board)
+        catalog = build_catalog(settings.prometheus_duration_buckets)
+        cells = MetricRow(Segment.attach(fds["metrics"], "metrics"), manifest.seat, catalog)
+        self.metrics = IoMetrics(cells)
+        slab = BodySlab(Segment.attach(fds[f"slab{manifest.index}"], SLAB_KIND), topology.view_bytes)
+        self.prepare = PrepareClient(
+            topology,
+            manifest.index,
+            Segment.attach(fds["rings"], "rings"),
+            self.board,
+            slab,
+            [fds[f"bell_prepare{seat}"] for seat in range(topology.prepare_seats)],
+            PrepareCounters(cells),
+            settings,
+            time.monotonic_ns,
+        )
+        self._bell = fds[f"bell_io{manifest.index}"]
+        registry = RegistryBoard(Segment.attach(fds["registry"], "registry"))
+        loads = LoadTable(
+            Segment.attach(fds["load"], "load"), manifest.index, topology.io_seats, topology.max_upstreams
+        )
+        placer = Placer(
+            registry,
+            loads,
+            PolicyTable.of(settings, io_process=manifest.index),
+            settings.policy,
+            self.metrics,
+        )
+        gate = Gate(Segment.attach(fds["gate"], "gate"), manifest.index)
+        self.pool = UpstreamPool(
+            loop,
+            idle_timeout_s=settings.upstream_keepalive_timeout_secs,
+            connect_timeout_s=settings.upstream_connect_timeout_secs,
+            on_count=self.metrics.upstream_connections.add,
+        )
+        director = Director(loop, gate, slab, self.prepare, placer)
+        self.services = Services(
+            loop=loop,
+            settings=settings,
+            log=self.log,
+            metrics=self.metrics,
+            director=director,
+            pool=self.pool,
+            routes=Routes(director.health_facts, lambda: placer.registry, int(time.time())),
+            request_ids=RequestIds(settings.request_id_headers),
+            date=HttpDate(time.time),
+            controller=Address("controller", unix_path=topology.controller_socket),
+            max_body_bytes=min(settings.max_payload_size, topology.body_memory_bytes),
+            io_process=manifest.index,
+        )
+        self.server = Server(self.services, _connection_cap())
+        self._listener = socket.socket(fileno=os.dup(fds["listen"]))
+        self._asyncio_server: asyncio.Server | None = None
+        self._ended: asyncio.Future[int] = loop.create_future()
+        self._log_drops = 0
+        self._due = loop.time()
+
+    async def run(self) -> int:
+        """Serve until told to end; return the exit code."""
+        loop = self._loop
+        loop.add_reader(self._bell, self._bell_rang)
+        loop.add_reader(self.link.fileno(), self._link_spoke)
+        self._asyncio_server = await loop.create_server(
+            lambda: DownstreamConnection(self.server), sock=self._listener, backlog=LISTEN_BACKLOG
+        )
+        self._tick()
+        self._check_prepare()
+        self.link.ready()
+        return await self._ended
+
+    # -------------------------------------------------------------------------------------- callbacks
+
+    def _bell_rang(self) -> None:
+        try:
+            os.eventfd_read(self._bell)  # before draining: the other order loses wake-ups
+        except BlockingIOError:
+            return
+        self.prepare.drain_completions()
+
+    def _check_prepare(self) -> None:
+        self.prepare.check(time.monotonic_ns())
+        self._loop.call_later(PREPARE_CHECK_SECS, self._check_prepare)
+
+    def _tick(self) -> None:
+        now = self._loop.time()
+        self.metrics.loop_lag.observe(max(0.0, now - self._due))
+        self._due = now + TIMER_SECS
+        self.row.beat()
+        self.services.is_draining = self.server.is_draining = bool(self.board.is_draining)
+        self.server.check_timers(now)
+        self.services.director.check(now)
+        self.pool.sweep()
+        if self.log.waiting:
+            self.log.flush()
+        if self.log.dropped > self._log_drops:
+            self.metrics.log_drops.inc(self.log.dropped - self._log_drops)
+            self._log_drops = self.log.dropped
+        self._loop.call_later(TIMER_SECS, self._tick)
+
+    def _link_spoke(self) -> None:
+        for message in self.link.recv():
+            kind = message.get("t")
+            if kind == "drain":
+                self._drain(float(message.get("grace_s", 0.0)))
+            elif kind == "quit":
+                self._end(0)
+            elif kind == "reopen_logs":
+                self.log.reopen()
+        if self.link.is_closed:
+            self._end(1)
+
+    # ------------------------------------------------------------------------------------------- end
+
+    def _drain(self, grace_s: float) -> None:
+        """Stop accepting, let running requests end, cut what is left after ``grace_s``."""
+        self.row.state = State.DRAINING
+        if self._asyncio_server is not None:
+            self._asyncio_server.close()
+        self.services.is_draining = self.server.is_draining = True
+        self.server.close_idle()
+        self._loop.create_task(self._finish(grace_s))
+
+    async def _finish(self, grace_s: float) -> None:
+        deadline = self._loop.time() + grace_s
+        while self.server.is_busy and self._loop.time() < deadline:
+            await asyncio.sleep(0.02)
+            self.server.close_idle()
+        for exchange in list(self.services.exchanges):
+            exchange.cut()
+        cut_by = self._loop.time() + 1.0
+        while self.server.is_open and self._loop.time() < cut_by:
+            await asyncio.sleep(0.02)
+            self.server.close_idle()
+        self._end(0)
+
+    def _end(self, code: int) -> None:
+        self.log.flush(10_000)
+        if not self._ended.done():
+            self._ended.set_result(code)
+
+
+def _connection_cap() -> int:
+    """Raise the descriptor limit to its hard bound; clients may have 40 % of it (http.md §2)."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    return max(16, int(hard * 0.4)) if hard != resource.RLIM_INFINITY else 1 << 20
+
+
+def main(argv: Sequence[str]) -> int:
+    manifest = start_child(argv)
+    loop = uvloop.new_event_loop()
+    asyncio.set_event_loop(loop)
+    process = IoProcess(manifest, loop)
+    gc.collect()
+    gc.freeze()  # nothing made so far is ever garbage: keep it out of every later collection
+    try:
+        return loop.run_until_complete(process.run())
+    finally:
+        process.pool.close_all()
+        process.log.close()
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except StartupError as error:
+        sys.stderr.write(f"meshd io: {error}\n")
+        sys.exit(error.exit_code)

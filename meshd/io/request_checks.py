@@ -1,0 +1,39 @@
+"""Checks on a request head for an endpoint, before any body byte is stored (http.md §3). Pure."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from meshd.api.endpoints import Endpoint
+from meshd.errors import MeshError
+from meshd.io.http1 import RequestHead
+
+_JSON_TYPE: Final = re.compile(
+    rb"application/(?:[!#$%&'*+\-.^_`|~0-9A-Za-z]+\+)?json[ \t]*(?:;.*)?", re.IGNORECASE
+)
+
+
+def content_length_of(head: RequestHead) -> int | None:
+    """Return the length of the body; None for a chunked one, whose length only its end will tell."""
+    return None if head.is_chunked else head.content_length or 0
+
+
+def check_endpoint_head(endpoint: Endpoint, head: RequestHead, max_body_bytes: int) -> None:
+    """Raise MeshError for the first check that fails: encoding, type, length, expectation."""
+    values = head.values
+    if endpoint.has_prepare_job:
+        if values.get(b"content-encoding", b"identity").lower() != b"identity":
+            raise MeshError("unsupported_encoding", "Send the body without content-encoding.")
+        media_type = values.get(b"content-type")
+        if media_type is None or b"content-type" in head.repeated or not _JSON_TYPE.fullmatch(media_type):
+            raise MeshError("unsupported_content_type", "Send the body as application/json.")
+    if head.content_length is not None and head.content_length > max_body_bytes:
+        raise MeshError("body_too_large", f"The request body may have at most {max_body_bytes} bytes.")
+    expect = values.get(b"expect")
+    if (
+        expect is not None
+        and head.is_http11
+        and (expect.lower() != b"100-continue" or b"expect" in head.repeated)
+    ):
+        raise MeshError("expectation_failed", "The only expectation served is 100-continue.")

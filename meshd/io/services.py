@@ -1,0 +1,35 @@
+"""What every exchange of one I/O process works with; built once in `process.py`."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+
+from meshd.config import Settings
+from meshd.director import Director
+from meshd.io.exchange import Exchange
+from meshd.io.headers import HttpDate, RequestIds
+from meshd.io.measure import IoMetrics
+from meshd.io.pool import Address, UpstreamPool
+from meshd.io.routes import Routes
+from meshd.log import Log
+
+
+@dataclass(slots=True)
+class Services:
+    """The long-lived objects of one I/O process; ``controller`` is where admin routes are relayed."""
+
+    loop: asyncio.AbstractEventLoop
+    settings: Settings
+    log: Log
+    metrics: IoMetrics
+    director: Director
+    pool: UpstreamPool
+    routes: Routes
+    request_ids: RequestIds
+    date: HttpDate
+    controller: Address
+    max_body_bytes: int
+    io_process: int
+    exchanges: set[Exchange] = field(default_factory=set)
+    is_draining: bool = False
