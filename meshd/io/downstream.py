@@ -16,7 +16,7 @@ what to write and when the answer has ended.
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import Final, Protocol
 
 from meshd.errors import MeshError
 from meshd.io.http1 import (
@@ -28,9 +28,6 @@ from meshd.io.http1 import (
     malformed,
 )
 
-if TYPE_CHECKING:
-    from meshd.slab import Slot
-
 MAX_PENDING_BYTES: Final = 65536
 KEEPABLE_REST_BYTES: Final = 65536  # of an unread body that is worth discarding to keep the connection
 DISCARD_SECS: Final = 5.0
@@ -41,6 +38,15 @@ WRITE_LOW: Final = 65536
 
 _HEAD, _WAIT, _BODY, _BUSY, _DISCARD, _LINGER, _CLOSED = range(7)
 _STATE_NAMES: Final = ("HEAD", "WAIT", "BODY", "BUSY", "DISCARD", "LINGER", "CLOSED")
+
+
+class Room(Protocol):
+    """Where a body is stored; ``grow`` makes room for that many bytes in all, or gives None."""
+
+    @property
+    def body(self) -> memoryview: ...
+
+    def grow(self, body_bytes: int) -> Room | None: ...
 
 
 class ActiveExchange(Protocol):
@@ -82,7 +88,7 @@ class BodyReceiver:
 
     __slots__ = ("chunked", "length", "ready", "received", "slot")
 
-    def __init__(self, slot: Slot, length: int, chunked: ChunkedDecoder | None) -> None:
+    def __init__(self, slot: Room, length: int, chunked: ChunkedDecoder | None) -> None:
         self.slot = slot
         self.length = length  # the declared length; for a chunked body the most it may have
         self.received = 0
@@ -247,7 +253,7 @@ class DownstreamConnection(asyncio.BufferedProtocol):
 
     # ------------------------------------------------------------------------------------------ body
 
-    def begin_body(self, slot: Slot, most: int) -> asyncio.Future[None] | None:
+    def begin_body(self, slot: Room, most: int) -> asyncio.Future[None] | None:
         """Receive the body into ``slot``; return None if it is whole already, else a future.
 
         ``most``: for a chunked body, the largest length allowed. The future raises MeshError on broken
@@ -284,7 +290,7 @@ class DownstreamConnection(asyncio.BufferedProtocol):
         return bool(self._pending) or self.body_received > 0
 
     @property
-    def body_slot(self) -> Slot:
+    def body_slot(self) -> Room:
         """The slot that holds the body; a chunked body may have moved to a larger one."""
         assert self._body is not None
         return self._body.slot

@@ -35,10 +35,10 @@ from meshd.io.upstream import UpstreamConnection, UpstreamFailure
 
 if TYPE_CHECKING:
     from meshd.admission.gate import Ticket
+    from meshd.director import BodyRoom
     from meshd.io.services import Services
-    from meshd.prepare.client import Job
+    from meshd.prepare.job import Job
     from meshd.routing.placement import Placement
-    from meshd.slab import Slot
 
 MAX_ADMIN_BODY_BYTES: Final = 1 << 20
 _STREAM_API: Final = {
@@ -91,7 +91,7 @@ class Exchange:
         "_relay",
         "_request_deadline",
         "_response",
-        "_slot",
+        "_room",
         "_task",
         "_ticket",
         "_view",
@@ -104,7 +104,7 @@ class Exchange:
         self._record = Record(downstream.head_started_at)
         self._endpoint: Endpoint | None = None
         self._ticket: Ticket | None = None
-        self._slot: Slot | None = None
+        self._room: BodyRoom | None = None
         self._job: Job | None = None
         self._view: RoutingView | None = None
         self._placement: Placement | None = None
@@ -117,7 +117,7 @@ class Exchange:
 
     def __repr__(self) -> str:
         stage = (
-            "relay" if self._relay else "upstream" if self._placement else "prepare" if self._slot else "new"
+            "relay" if self._relay else "upstream" if self._placement else "prepare" if self._room else "new"
         )
         return f"Exchange({self._head.method} {self._head.path} {stage} {self._record.request_id})"
 
@@ -154,7 +154,7 @@ class Exchange:
             if local.is_relayed:
                 await self._serve_by_controller()
             else:
-                self._answer(*io.routes.answer(local, head.method, io.is_draining))
+                self._answer(*io.routes.answer(local, head.method))
             return
         try:
             endpoint = find_endpoint(head.method, head.path)
@@ -187,34 +187,48 @@ class Exchange:
         """Checks on the head, ticket, body memory, body: the order of http.md §3."""
         io, head = self._io, self._head
         check_endpoint_head(endpoint, head, io.max_body_bytes)
-        self._ticket = await io.director.admit()
-        slot = self._slot = await io.director.reserve(content_length_of(head))
+        self._ticket = io.director.try_admit() or await self._wait_for_ticket()
+        io.metrics.tickets_granted.inc()
+        room = self._room = await io.director.reserve(content_length_of(head))
         self._record.ticket_at = io.loop.time()
         io.metrics.stage("admission", self._record.ticket_at - self._record.started_at)
-        await self._read_body(slot, io.max_body_bytes)
+        await self._read_body(room, io.max_body_bytes)
         self._record.body_at = io.loop.time()
         io.metrics.stage("body", self._record.body_at - self._record.ticket_at)
 
-    async def _read_body(self, slot: Slot, most: int) -> None:
+    async def _wait_for_ticket(self) -> Ticket:
+        io = self._io
+        started_at = io.loop.time()
+        try:
+            ticket = await io.director.wait_for_ticket()
+        except MeshError as error:
+            io.metrics.admission_rejected(error.code.removeprefix("admission_"))
+            raise
+        except asyncio.CancelledError:
+            io.metrics.admission_canceled.inc()
+            raise
+        io.metrics.admission_wait.observe(io.loop.time() - started_at)
+        return ticket
+
+    async def _read_body(self, room: BodyRoom, most: int) -> None:
         head, downstream = self._head, self._downstream
         if not head.has_body:
             return
         expects = head.is_http11 and b"expect" in head.values
         if expects and not downstream.has_body_bytes:
             downstream.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-        ready = downstream.begin_body(slot, most)
+        ready = downstream.begin_body(room, most)
         try:
             if ready is not None:
                 await ready
         finally:
-            self._slot = downstream.body_slot
             self._record.bytes_in = downstream.body_received
 
     async def _prepare(self, endpoint: Endpoint) -> RoutingView:
         io, record = self._io, self._record
-        slot = self._slot
-        assert slot is not None
-        self._job = io.director.job(endpoint, slot, record.bytes_in)
+        room = self._room
+        assert room is not None
+        self._job = io.director.job(endpoint, room, record.bytes_in)
         view = await io.director.prepare(self._job)
         self._view = view
         record.prepared_at = io.loop.time()
@@ -229,7 +243,7 @@ class Exchange:
     async def _ask_upstream(self, placement: Placement, view: RoutingView) -> ResponseHead:
         """Send the request to the chosen upstream; return its response head."""
         io, head, upstream = self._io, self._head, placement.upstream
-        assert self._slot is not None
+        assert self._room is not None
         key = upstream.api_key
         request = upstream_head(
             head,
@@ -241,7 +255,7 @@ class Exchange:
             api_key=key,
             sends_x_api_key=key is not None and head.path.startswith("/v1/messages"),
         )
-        body = self._slot.body[: self._record.bytes_in]
+        body = self._room.body[: self._record.bytes_in]
         address = address_of(upstream)
         try:
             response = await self._exchange_heads(address, request, body, needs_fresh=view.creates_state)
@@ -312,7 +326,7 @@ class Exchange:
         if is_encoded:
             io.metrics.observation_skipped("content_encoding")
         if connection.is_sent:
-            self._release_slot()  # no retry can follow once the head has gone out
+            self._release_room()  # no retry can follow once the head has gone out
         io.metrics.response(response.status, "")
         self._record.outcome = await relay.run(
             downstream_head(
@@ -340,10 +354,10 @@ class Exchange:
     async def _serve_by_controller(self) -> None:
         """Relay an admin route to the controller, by the same code that relays inference."""
         io, head = self._io, self._head
-        slot = self._slot = await io.director.reserve(content_length_of(head))
+        room = self._room = await io.director.reserve(content_length_of(head))
         if head.content_length is not None and head.content_length > MAX_ADMIN_BODY_BYTES:
             raise MeshError("body_too_large", "The body of an admin request may have 1 MiB.")
-        await self._read_body(slot, MAX_ADMIN_BODY_BYTES)
+        await self._read_body(room, MAX_ADMIN_BODY_BYTES)
         request = upstream_head(
             head,
             base_path="",
@@ -355,7 +369,7 @@ class Exchange:
             sends_x_api_key=False,
         )
         self._request_deadline = io.loop.time() + 10.0
-        body = self._slot.body[: self._record.bytes_in] if self._slot is not None else None
+        body = self._room.body[: self._record.bytes_in] if self._room is not None else None
         try:
             response = await self._exchange_heads(io.controller, request, body, needs_fresh=False)
         except UpstreamFailure as failure:
@@ -474,7 +488,7 @@ class Exchange:
             io.pool.release(self._connection)
         if self._placement is not None:
             io.director.release(self._placement)
-        self._release_slot()
+        self._release_room()
         if self._ticket is not None:
             self._ticket.release()
         now = io.loop.time()
@@ -497,11 +511,11 @@ class Exchange:
         if not record.is_client_gone:
             downstream.finish(self._closes)
 
-    def _release_slot(self) -> None:
+    def _release_room(self) -> None:
         """Give the body back; after a job that is when no prepare worker can touch it any more."""
-        slot, self._slot = self._slot, None
-        if slot is not None:
-            self._io.director.release_slot(slot, self._job)
+        room, self._room = self._room, None
+        if room is not None:
+            room.release(self._job)
 
 
 def _framing(head: RequestHead, response: ResponseHead) -> tuple[str, bytes]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
+import random
 import resource
 import socket
 import sys
@@ -18,7 +19,7 @@ from typing import Final
 
 import uvloop
 
-from meshd.admission.gate import Gate
+from meshd.admission.gate import Gate, GateLimits
 from meshd.config import Settings
 from meshd.control import ChildLink, Manifest, ProcessBoard, State, start_child
 from meshd.director import Director
@@ -37,7 +38,7 @@ from meshd.metrics.cells import MetricRow
 from meshd.prepare.client import PrepareClient
 from meshd.routing.load import LoadTable
 from meshd.routing.placement import Placer
-from meshd.routing.policies.table import PolicyTable
+from meshd.routing.policies.table import policy_table
 from meshd.routing.registry import RegistryBoard
 from meshd.slab import SLAB_KIND, BodySlab
 
@@ -81,18 +82,43 @@ class IoProcess:
         placer = Placer(
             registry,
             loads,
-            PolicyTable.of(settings, io_process=manifest.index),
+            policy_table(random.Random(), manifest.index, settings.prefix_hash_load_factor),
             settings.policy,
             self.metrics,
         )
-        gate = Gate(Segment.attach(fds["gate"], "gate"), manifest.index)
+        queue_timeout_ns = int(settings.queue_timeout_secs * 1e9)
+        bells = [fds[f"bell_io{seat}"] for seat in range(topology.io_seats)]
+        gate = Gate(
+            Segment.attach(fds["gate"], "gate"),
+            manifest.index,
+            topology.metric_rows,
+            os.getpid(),
+            GateLimits(
+                max_concurrent=settings.max_concurrent_requests,
+                queue_size=settings.queue_size,
+                queue_timeout_ns=queue_timeout_ns,
+                body_memory_bytes=topology.body_memory_bytes,
+            ),
+            time.monotonic_ns,
+            wake=lambda row: os.eventfd_write(bells[row], 1),
+        )
         self.pool = UpstreamPool(
             loop,
             idle_timeout_s=settings.upstream_keepalive_timeout_secs,
             connect_timeout_s=settings.upstream_connect_timeout_secs,
             on_count=self.metrics.upstream_connections.add,
         )
-        director = Director(loop, gate, slab, self.prepare, placer)
+        director = Director(
+            loop,
+            gate,
+            slab,
+            self.prepare,
+            placer,
+            self.board,
+            topology,
+            queue_timeout_ns,
+            has_tokenizer=bool(settings.tokenizer_path or settings.model_path),
+        )
         self.services = Services(
             loop=loop,
             settings=settings,
@@ -135,9 +161,11 @@ class IoProcess:
         except BlockingIOError:
             return
         self.prepare.drain_completions()
+        self.services.director.poll()
 
     def _check_prepare(self) -> None:
         self.prepare.check(time.monotonic_ns())
+        self.services.director.poll()
         self._loop.call_later(PREPARE_CHECK_SECS, self._check_prepare)
 
     def _tick(self) -> None:
@@ -147,7 +175,7 @@ class IoProcess:
         self.row.beat()
         self.services.is_draining = self.server.is_draining = bool(self.board.is_draining)
         self.server.check_timers(now)
-        self.services.director.check(now)
+        self._set_gauges()
         self.pool.sweep()
         if self.log.waiting:
             self.log.flush()
@@ -155,6 +183,12 @@ class IoProcess:
             self.metrics.log_drops.inc(self.log.dropped - self._log_drops)
             self._log_drops = self.log.dropped
         self._loop.call_later(TIMER_SECS, self._tick)
+
+    def _set_gauges(self) -> None:
+        director, metrics = self.services.director, self.metrics
+        metrics.tickets_held.set(director.held_tickets)
+        metrics.requests_waiting.set(director.waiting_requests)
+        metrics.body_reserved.set(director.reserved_bytes)
 
     def _link_spoke(self) -> None:
         for message in self.link.recv():
@@ -176,6 +210,7 @@ class IoProcess:
         if self._asyncio_server is not None:
             self._asyncio_server.close()
         self.services.is_draining = self.server.is_draining = True
+        self.services.director.close()
         self.server.close_idle()
         self._loop.create_task(self._finish(grace_s))
 

@@ -131,15 +131,11 @@ class Relay:
     def body_end(self) -> None:
         sse = self._sse
         if sse is not None:
-            needs_end = sse.is_observing and self._event_dialect is not None
-            if needs_end and not sse.has_ended:
-                rest = sse.finish()
-                if not sse.has_ended:
-                    self._fail(UpstreamFailure("upstream_protocol_error", "no end of stream", True, True))
-                    return
-                self._send(rest)
-            else:
-                self._send(sse.finish())
+            rest = sse.finish()
+            if sse.is_observing and self._event_dialect is not None and not sse.has_ended:
+                self._fail(UpstreamFailure("upstream_protocol_error", "no end of stream", True, True))
+                return
+            self._send(rest)
         elif self.observes_body and self._body:
             self._read_usage()
         if self._framing == "chunked":

@@ -34,7 +34,7 @@ class Routes:
 
     def __init__(
         self,
-        facts: Callable[[bool], HealthFacts],
+        facts: Callable[[], HealthFacts],
         registry: Callable[[], Registry],
         started_at: int,
     ) -> None:
@@ -50,12 +50,12 @@ class Routes:
             return Route(_RELAYED_PREFIXES["/workers/"], is_relayed=True)
         return route
 
-    def answer(self, route: Route, method: str, is_draining: bool) -> Answer:
+    def answer(self, route: Route, method: str) -> Answer:
         """Answer a health route; raise MeshError for a wrong method."""
         if method not in ("GET", "HEAD"):
             raise MeshError("method_not_allowed", "This path takes only GET and HEAD.", allow=("GET", "HEAD"))
         assert route.health is not None
-        status, body = health_answer(route.health, self._facts(is_draining))
+        status, body = health_answer(route.health, self._facts())
         return status, body, _NO_STORE
 
     def models(self) -> Answer:

@@ -199,7 +199,9 @@ class SseRelay:
                 self.has_ended = self.has_error_event = True
         elif kind == "error":
             self.has_ended = self.has_error_event = True
-        elif (self._api == "messages" and kind == "message_stop") or (self._api == "responses" and kind in ("response.completed", "response.incomplete")):
+        elif (self._api == "messages" and kind == "message_stop") or (
+            self._api == "responses" and kind in ("response.completed", "response.incomplete")
+        ):
             self.has_ended = self.is_success = True
         elif self._api == "responses" and kind == "response.failed":
             self.has_ended = self.has_error_event = True

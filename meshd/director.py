@@ -1,0 +1,238 @@
+"""Decide: who may enter, what a body means, and where it goes. The same calls serve every front door.
+
+It moves no bytes. `admit` and `reserve` may wait for room, `prepare` waits for a prepare worker, `place`
+is pure computation over shared memory. What is taken here has one release each.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any, Final
+
+from meshd.admission.gate import Gate, Ticket
+from meshd.api.endpoints import Endpoint
+from meshd.api.health import HealthFacts
+from meshd.api.view import NEEDS_TOKENS, RoutingView
+from meshd.control import ProcessBoard, Topology
+from meshd.errors import MeshError
+from meshd.prepare.client import PrepareClient
+from meshd.prepare.job import Job, Result
+from meshd.routing.placement import Placement, Placer
+from meshd.routing.readiness import node_facts
+from meshd.slab import BodySlab, Slot
+
+UNKNOWN_LENGTH_BYTES: Final = 65536  # what a body of unknown length reserves at first
+
+
+class BodyRoom:
+    """Room for one body: a share of the node's body memory, and the slot that it pays for."""
+
+    __slots__ = ("_gate", "_reserved_bytes", "slot")
+
+    def __init__(self, gate: Gate, slot: Slot, reserved_bytes: int) -> None:
+        self._gate = gate
+        self._reserved_bytes = reserved_bytes
+        self.slot = slot
+
+    @property
+    def body(self) -> memoryview:
+        return self.slot.body
+
+    def grow(self, body_bytes: int) -> BodyRoom | None:
+        """Make room for ``body_bytes`` in all, keeping what is there; None if there is none now."""
+        more = body_bytes - self._reserved_bytes
+        if more > 0 and not self._gate.memory.grow(more):
+            return None
+        self._reserved_bytes += max(0, more)
+        slot = self.slot.grow(body_bytes)
+        if slot is None:
+            return None
+        self.slot = slot
+        return self
+
+    def release(self, job: Job | None) -> None:
+        """Give both back; the slot of a job no sooner than no prepare worker can touch it."""
+        if job is None:
+            self.slot.release()
+        else:
+            job.release_slot()
+        self._gate.memory.release(self._reserved_bytes)
+
+    def __repr__(self) -> str:
+        return f"BodyRoom({self._reserved_bytes} bytes, {self.slot!r})"
+
+
+class Director:
+    """The decisions of one front door."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        gate: Gate,
+        slab: BodySlab,
+        prepare: PrepareClient,
+        placer: Placer,
+        board: ProcessBoard,
+        topology: Topology,
+        queue_timeout_ns: int,
+        has_tokenizer: bool,
+    ) -> None:
+        self._loop = loop
+        self._gate = gate
+        self._slab = slab
+        self._prepare = prepare
+        self._placer = placer
+        self._board = board
+        self._topology = topology
+        self._queue_timeout_ns = queue_timeout_ns
+        self._has_tokenizer = has_tokenizer
+        self._is_flush_due = False
+
+    # -------------------------------------------------------------------------------------- entering
+
+    def try_admit(self) -> Ticket | None:
+        """Return a ticket at once, or None when the request has to wait for one."""
+        return self._gate.try_admit()
+
+    async def wait_for_ticket(self) -> Ticket:
+        """Wait in line; raise MeshError `admission_full`, `admission_timeout` or `admission_closed`."""
+        future: asyncio.Future[Ticket] = self._loop.create_future()
+
+        def end(result: Ticket | MeshError) -> None:
+            if future.done():
+                if isinstance(result, Ticket):
+                    result.release()
+            elif isinstance(result, MeshError):
+                future.set_exception(result)
+            else:
+                future.set_result(result)
+
+        place = self._gate.wait(end)
+        try:
+            return await future
+        except asyncio.CancelledError:
+            if not self._gate.leave(place) and _was_granted(future):
+                future.result().release()
+            raise
+
+    async def reserve(self, body_bytes: int | None) -> BodyRoom:
+        """Return room for a body (None: unknown length), before its first byte is stored.
+
+        Waits as long as a ticket may be waited for; raises MeshError `buffer_budget_exhausted`.
+        """
+        wanted = UNKNOWN_LENGTH_BYTES if body_bytes is None else body_bytes
+        if not self._gate.memory.reserve(wanted):
+            await self._wait_for_memory(wanted)
+        slot = self._slab.reserve(wanted)
+        if slot is None:
+            self._gate.memory.release(wanted)
+            raise MeshError("buffer_budget_exhausted", "No memory is free for this request body.")
+        return BodyRoom(self._gate, slot, wanted)
+
+    async def _wait_for_memory(self, wanted: int) -> None:
+        memory = self._gate.memory
+        future: asyncio.Future[None] = self._loop.create_future()
+
+        def end(error: MeshError | None) -> None:
+            if future.done():
+                if error is None:
+                    memory.release(wanted)
+            elif error is None:
+                future.set_result(None)
+            else:
+                future.set_exception(error)
+
+        place = memory.wait(wanted, time.monotonic_ns() + self._queue_timeout_ns, end)
+        try:
+            await future
+        except asyncio.CancelledError:
+            if not memory.leave(place) and _was_granted(future):
+                memory.release(wanted)
+            raise
+
+    # ------------------------------------------------------------------------------------- preparing
+
+    def job(self, endpoint: Endpoint, room: BodyRoom, body_length: int) -> Job:
+        """Make the prepare job of a body that is whole; `prepare` runs it."""
+        return Job(endpoint.number, self._placer.needs, room.slot, body_length, _ignore)
+
+    async def prepare(self, job: Job) -> RoutingView:
+        """Run the job; return its view, or raise the MeshError that refuses the request."""
+        future: asyncio.Future[Result] = self._loop.create_future()
+        job.on_done = future.set_result
+        self._prepare.submit(job)
+        if not self._is_flush_due:
+            self._is_flush_due = True
+            self._loop.call_soon(self._flush)
+        try:
+            result = await future
+        except asyncio.CancelledError:
+            self._prepare.cancel(job)
+            raise
+        if isinstance(result, MeshError):
+            raise result
+        return result
+
+    def _flush(self) -> None:
+        """Ring the doorbells of this tick: one wake-up for all the jobs it submitted."""
+        self._is_flush_due = False
+        self._prepare.flush_doorbells()
+
+    # --------------------------------------------------------------------------------------- placing
+
+    def place(self, endpoint: Endpoint, view: RoutingView) -> Placement:
+        """Choose an upstream and count its load; raise MeshError when there is none."""
+        return self._placer.place(endpoint, view)
+
+    def release(self, placement: Placement) -> None:
+        self._placer.release(placement)
+
+    def model_label(self, model: str) -> str:
+        """Return the bounded name of a model for metrics."""
+        if not model:
+            return "unknown"
+        return model if self._placer.registry.lists_model(model) else "other"
+
+    # ----------------------------------------------------------------------------------------- facts
+
+    def poll(self) -> None:
+        """Serve those who wait for room; called often, see `Gate.poll`."""
+        self._gate.poll()
+
+    def close(self) -> None:
+        """Take nobody in any more."""
+        self._gate.close()
+
+    @property
+    def held_tickets(self) -> int:
+        return self._gate.held
+
+    @property
+    def waiting_requests(self) -> int:
+        return self._gate.waiting
+
+    @property
+    def reserved_bytes(self) -> int:
+        return self._gate.memory.reserved_bytes
+
+    def health_facts(self) -> HealthFacts:
+        return node_facts(
+            self._board,
+            self._topology,
+            self._placer.registry,
+            needs_tokens=bool(self._placer.needs & NEEDS_TOKENS),
+            has_tokenizer=self._has_tokenizer,
+        )
+
+    def __repr__(self) -> str:
+        return f"Director({self._gate!r}, {self._prepare!r})"
+
+
+def _was_granted(future: asyncio.Future[Any]) -> bool:
+    """Whether a grant and a cancellation met: what was granted has to go back."""
+    return future.done() and not future.cancelled() and future.exception() is None
+
+
+def _ignore(result: Result) -> None:
+    """Nobody waits for a job that was never prepared."""
