@@ -15,6 +15,7 @@ import sys
 from collections.abc import Sequence
 from functools import partial
 
+from meshd.admission.cells import Cells
 from meshd.api.health import HealthFacts
 from meshd.config.settings import Settings
 from meshd.control import ChildLink, Manifest, ProcessBoard, start_child
@@ -51,13 +52,14 @@ class Controller:
         self._link = ChildLink.open(manifest, self._board)
         self._registry = RegistryBoard(Segment.attach(fds["registry"], "registry"))
         loads = Segment.attach(fds["load"], "load")
-        self._loads = LoadTable(loads, None, self._topology.metric_rows, self._topology.max_upstreams)
+        self._loads = LoadTable(loads, None, self._topology.io_seats, self._topology.max_upstreams)
         catalog = build_catalog(settings.prometheus_duration_buckets)
         cells = Segment.attach(fds["metrics"], "metrics")
         self._table = MetricTable(cells, self._topology.metric_rows, catalog)
         self._row = MetricRow(cells, manifest.seat, catalog)
         self._drops = self._row.counter("mesh_internal_drops_total", queue="log")
-        self._sweeper = Sweeper(self._board, self._topology, [self._loads.clear_row], log)
+        admission = Cells(Segment.attach(fds["gate"], "gate"), None, self._topology.io_seats)
+        self._sweeper = Sweeper(self._board, self._topology, self._loads, admission, log)
 
     async def run(self) -> None:
         """Start, say ready, and work until the supervisor says drain or quit, or is gone."""

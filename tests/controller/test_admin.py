@@ -1,0 +1,131 @@
+"""The /workers routes and what else the controller's socket answers."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from typing import Any
+
+import orjson
+import pytest
+
+from meshd.controller.admin import AdminRoutes
+from meshd.controller.http_server import Request, Response
+from meshd.controller.registration import Discovered
+from meshd.controller.registry_keeper import Announcement, RegistryKeeper
+from meshd.log import Log
+from meshd.memory import Segment
+from meshd.routing.load import LoadTable, segment_bytes
+from meshd.routing.registry import SEGMENT_BYTES, RegistryBoard
+
+
+def make_keeper() -> RegistryKeeper:
+    keeper = RegistryKeeper(
+        RegistryBoard(Segment.create("registry", SEGMENT_BYTES)),
+        Log("test", "error", stream_fd=-1),
+        is_idle=lambda number: True,
+        schedule=lambda delay_s, call: call(),
+        ring_bells=lambda: None,
+        wall_clock=lambda: 1790000000.0,
+    )
+    keeper.start(
+        [
+            Announcement("http://a:1", api_key="sk-secret", labels=(("mesh.apis", "/generate"),)),
+            Announcement("http://b:1", model_id="configured"),
+        ]
+    )
+    keeper.activate("http://a:1", Discovered(("m1", "m2")))
+    return keeper
+
+
+def ask(keeper: RegistryKeeper, path: str, method: str = "GET") -> Response:
+    segment = Segment.create("load", segment_bytes(1))
+    LoadTable(segment, 0, 1).add(0)
+    routes = AdminRoutes(keeper, LoadTable(segment, None, 1), is_probing_disabled=False)
+    return asyncio.run(routes.handle(Request(method, path, "", {"x-request-id": "req-1"})))
+
+
+def test_workers_are_listed_in_registration_order_with_their_counts() -> None:
+    answer = ask(make_keeper(), "/workers")
+    body = orjson.loads(answer.body)
+    assert answer.status == 200
+    assert [info["url"] for info in body["workers"]] == ["http://a:1", "http://b:1"]
+    assert body["total"] == 2
+    assert body["stats"] == {"prefill_count": 0, "decode_count": 0, "regular_count": 2}
+
+
+def test_info_has_the_documented_members() -> None:
+    keeper = make_keeper()
+    upstream = keeper.upstreams[0]
+    expected: dict[str, Any] = {
+        "id": upstream.id,
+        "url": "http://a:1",
+        "model_id": "m1",
+        "models": ["m1", "m2"],
+        "priority": 50,
+        "cost": 1.0,
+        "worker_type": "regular",
+        "is_healthy": True,
+        "load": 1,
+        "connection_mode": "HTTP",
+        "runtime_type": "sglang",
+        "bootstrap_port": None,
+        "metadata": {"mesh.apis": "/generate"},
+        "disable_health_check": False,
+        "state": "active",
+        "available": True,
+        "breaker": "closed",
+        "cooldown_secs": 0.0,
+        "dp_rank": None,
+        "dp_size": None,
+        "job_status": {
+            "job_type": "register",
+            "worker_url": "http://a:1",
+            "status": "completed",
+            "message": "",
+            "timestamp": 1790000000,
+        },
+    }
+    body = ask(keeper, f"/workers/{upstream.id}").body
+    assert orjson.loads(body) == expected
+    assert list(orjson.loads(body)) == list(expected)
+
+
+def test_pending_registration_shows_no_model_yet() -> None:
+    keeper = make_keeper()
+    info = orjson.loads(ask(keeper, f"/workers/{keeper.upstreams[1].id}").body)
+    assert (info["model_id"], info["models"], info["state"]) == ("unknown", [], "starting")
+    assert info["job_status"]["status"] == "pending"
+
+
+def test_no_answer_contains_a_key() -> None:
+    keeper = make_keeper()
+    for path in ("/workers", f"/workers/{keeper.upstreams[0].id}"):
+        assert b"sk-secret" not in ask(keeper, path).body
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "code"),
+    [
+        ("/workers/not-a-uuid", 400, "BAD_REQUEST"),
+        (f"/workers/{uuid.UUID(int=7)}", 404, "WORKER_NOT_FOUND"),
+    ],
+)
+def test_bad_and_unknown_ids_are_errors_in_the_shape_of_the_route(path: str, status: int, code: str) -> None:
+    answer = ask(make_keeper(), path)
+    body = orjson.loads(answer.body)
+    assert (answer.status, body["code"], list(body)) == (status, code, ["error", "code"])
+    assert dict(answer.headers) == {"x-request-id": "req-1", "x-mesh-error-code": code}
+
+
+@pytest.mark.parametrize("path", ["/", "/workers/", "/workers/a/b", "/v1/tokenizers", "/flush_cache"])
+def test_other_paths_are_404_json(path: str) -> None:
+    answer = ask(make_keeper(), path)
+    assert answer.status == 404
+    assert orjson.loads(answer.body)["error"]["code"] == "not_found"
+
+
+def test_other_methods_are_405_with_allow() -> None:
+    answer = ask(make_keeper(), "/workers", "DELETE")
+    assert answer.status == 405
+    assert dict(answer.headers)["allow"] == "GET, HEAD"
