@@ -123,7 +123,10 @@ def _sides(
         cut = _cut(of_node, topology)
         io_side += of_node[:cut]
         prepare_side += of_node[cut:]
-    return tuple(io_side) or ordered, tuple(prepare_side) or ordered
+    if len(ordered) > 1 and not io_side:  # single CPUs on several nodes: no node can be cut, but the row can
+        middle = _cut(ordered, topology)
+        return ordered[:middle], ordered[middle:]
+    return tuple(io_side) or ordered, tuple(prepare_side)
 
 
 def _cut(cpus: Sequence[int], topology: CpuTopology) -> int:

@@ -1,0 +1,63 @@
+"""A child that does what a test wants: ``fake_child.py MODE RECORD --manifest-fd N``.
+
+Modes: serve (answers drain and quit), deaf (answers neither), mute (never beats), crash (ends before ready),
+leader (forks a prepare worker that leaves with it), stubborn-leader (its worker stays).
+RECORD: a file that gets one line an event.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import sys
+import time
+
+from meshd.control import ChildLink, Manifest, ProcessBoard, Role, State, start_child
+
+
+def main(mode: str, record: str, argv: list[str]) -> int:
+    manifest = start_child(argv)
+    board = ProcessBoard.attach(manifest.fds["board"])
+    if mode == "crash":
+        return 5
+    link = ChildLink.open(manifest, board)
+    if mode.endswith("leader"):
+        fork_worker(manifest, board, is_stubborn=mode.startswith("stubborn"))
+    link.ready()
+    note(record, f"{manifest.role} ready")
+    while not link.is_closed:
+        if mode != "mute":
+            board.row(manifest.seat).beat()
+        select.select([link], [], [], 0.1)
+        for message in link.recv():
+            note(record, f"{manifest.role} {message['t']}")
+            if mode != "deaf" and message["t"] in ("drain", "quit"):
+                return 0
+    return 0
+
+
+def fork_worker(manifest: Manifest, board: ProcessBoard, *, is_stubborn: bool) -> None:
+    seat = manifest.topology.groups[manifest.index][0]
+    row = board.row(manifest.topology.board_prepare(seat))
+    while row.is_alive:  # a worker of the former leader
+        time.sleep(0.005)
+    leader = os.getpid()
+    reader, writer = os.pipe()
+    if (pid := os.fork()) == 0:
+        os.read(reader, 1)  # until the leader has entered us
+        row.state = State.READY
+        while is_stubborn or os.getppid() == leader:
+            time.sleep(0.02)
+        os._exit(0)
+    row.open(Role.PREPARE, seat, pid, "", leader)
+    os.write(writer, b".")
+
+
+def note(record: str, line: str) -> None:
+    fd = os.open(record, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    os.write(fd, f"{line}\n".encode())
+    os.close(fd)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1], sys.argv[2], sys.argv[3:]))
