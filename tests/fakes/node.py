@@ -1,0 +1,217 @@
+"""A real meshd, started as users start it, for tests that talk to it over sockets."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import os
+import queue
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from collections.abc import Iterator, Sequence
+from typing import Any
+from urllib.parse import urlsplit
+
+START_SECS = 60.0
+
+
+class Node:
+    """One running ``meshd launch``; ports are chosen by the system and read from its ready line."""
+
+    def __init__(self, *flags: str, env: dict[str, str] | None = None) -> None:
+        command = [
+            sys.executable, "-m", "meshd", "launch",
+            "--host", "127.0.0.1", "--port", "0", "--prometheus-host", "127.0.0.1", "--prometheus-port", "0",
+            "--json-log", "--shutdown-delay-secs", "0", *flags,
+        ]  # fmt: skip
+        self.process = subprocess.Popen(
+            command,
+            stderr=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            env={**os.environ, **(env or {})},
+            start_new_session=True,
+        )
+        self.lines: list[dict[str, Any]] = []
+        self.raw_lines: list[str] = []
+        self._ready: queue.Queue[dict[str, Any] | None] = queue.Queue()
+        threading.Thread(target=self._read, daemon=True).start()
+        self.url = self.metrics_url = ""
+        try:
+            ready = self._ready.get(timeout=START_SECS)
+        except queue.Empty:
+            ready = None
+        if ready is None:
+            self.kill()
+            raise AssertionError("meshd did not become ready:\n" + "\n".join(self.raw_lines))
+        self.url, self.metrics_url = ready["url"], ready["metrics"]
+        self.host, self.port = "127.0.0.1", int(urlsplit(self.url).port or 0)
+
+    def _read(self) -> None:
+        assert self.process.stderr is not None
+        for raw in self.process.stderr:
+            text = raw.decode(errors="replace").rstrip("\n")
+            self.raw_lines.append(text)
+            try:
+                line = json.loads(text)
+            except ValueError:
+                continue
+            self.lines.append(line)
+            if line.get("event") == "ready":
+                self._ready.put(line)
+        self._ready.put(None)
+
+    # ------------------------------------------------------------------------------------- observing
+
+    def ps(self) -> list[dict[str, Any]]:
+        """Return the rows of ``meshd ps`` that belong to this instance."""
+        text = subprocess.run(
+            [sys.executable, "-m", "meshd", "ps", "--json"], capture_output=True, text=True, check=True
+        ).stdout
+        rows: list[dict[str, Any]] = json.loads(text)
+        pids = {self.process.pid, *self.descendants()}
+        return [row for row in rows if row["pid"] in pids]
+
+    def descendants(self) -> set[int]:
+        """Return the pids of all living processes below the supervisor."""
+        found, todo = set(), [self.process.pid]
+        while todo:
+            pid = todo.pop()
+            for task in _list(f"/proc/{pid}/task"):
+                with contextlib.suppress(OSError), open(f"/proc/{pid}/task/{task}/children") as file:
+                    children = [int(word) for word in file.read().split()]
+                    found.update(children)
+                    todo += children
+        return found
+
+    def pids(self, role: str) -> list[int]:
+        return [row["pid"] for row in self.ps() if row["role"] == role]
+
+    def metrics(self) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
+        """Scrape; samples by name and sorted labels."""
+        from prometheus_client.parser import text_string_to_metric_families
+
+        with urllib.request.urlopen(self.metrics_url, timeout=10) as answer:
+            text = answer.read().decode()
+        return {
+            (sample.name, tuple(sorted(sample.labels.items()))): sample.value
+            for family in text_string_to_metric_families(text)
+            for sample in family.samples
+        }
+
+    def metric(self, name: str, **labels: str) -> float:
+        """Return the sum of the samples of a name whose labels include ``labels``."""
+        return sum(
+            value
+            for (sample, pairs), value in self.metrics().items()
+            if sample == name and labels.items() <= dict(pairs).items()
+        )
+
+    def access_lines(self) -> list[dict[str, Any]]:
+        return [line for line in self.lines if line.get("event") == "access"]
+
+    # ----------------------------------------------------------------------------------------- talking
+
+    def request(
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        headers: dict[str, str] | None = None,
+        timeout: float = 30,
+    ) -> tuple[int, dict[str, str], bytes]:
+        """One request on a fresh connection; a ``body`` that is not bytes is sent as JSON."""
+        connection = http.client.HTTPConnection(self.host, self.port, timeout=timeout)
+        try:
+            data = body if isinstance(body, bytes | None) else json.dumps(body).encode()
+            fields = {"content-type": "application/json", **(headers or {})} if data is not None else headers or {}
+            connection.request(method, path, data, fields)
+            answer = connection.getresponse()
+            return answer.status, {k.lower(): v for k, v in answer.getheaders()}, answer.read()
+        finally:
+            connection.close()
+
+    def connect(self, timeout: float = 10) -> socket.socket:
+        return socket.create_connection((self.host, self.port), timeout=timeout)
+
+    # ------------------------------------------------------------------------------------------ ending
+
+    def stop(self, number: int = signal.SIGTERM, timeout: float = 30) -> int:
+        self.process.send_signal(number)
+        return self.process.wait(timeout)
+
+    def kill(self) -> None:
+        """End everything, whatever state it is in."""
+        pids = self.descendants()
+        with contextlib.suppress(OSError):
+            self.process.kill()
+        self.process.wait(10)
+        for pid in pids:
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+
+
+class Backend:
+    """One ``meshd backend`` process of its own."""
+
+    def __init__(self, *flags: str) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "meshd", "backend", "--port", "0", *flags],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        assert "listening on" in line, line
+        self.url = line.rsplit(" ", 1)[1].strip()
+
+    def control(self, method: str, path: str, body: bytes | None = None) -> Any:
+        request = urllib.request.Request(self.url + path, data=body, method=method)
+        with urllib.request.urlopen(request, timeout=10) as answer:
+            data = answer.read()
+        return json.loads(data) if data else None
+
+    def fault(self, spec: str) -> None:
+        self.control("PUT", "/_backend/fault", spec.encode())
+
+    def requests(self) -> list[dict[str, Any]]:
+        answer = self.control("GET", "/_backend/requests")
+        return answer["requests"] if isinstance(answer, dict) else answer
+
+    def stats(self) -> dict[str, Any]:
+        return self.control("GET", "/_backend/stats")
+
+    def stop(self) -> None:
+        self.process.kill()
+        self.process.wait(10)
+
+
+@contextlib.contextmanager
+def running(*flags: str, backends: Sequence[Backend] = (), env: dict[str, str] | None = None) -> Iterator[Node]:
+    """Run a node in front of ``backends`` until the block ends."""
+    urls = ["--worker-urls", *(backend.url for backend in backends)] if backends else []
+    node = Node(*flags, *urls, env=env)
+    try:
+        yield node
+    finally:
+        node.kill()
+
+
+def wait_until(condition: Any, what: str, timeout: float = 10.0) -> None:
+    """Poll until ``condition()`` is true; fail with ``what`` when it does not become so."""
+    deadline = time.monotonic() + timeout
+    while not condition():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.01)
+
+
+def _list(path: str) -> list[str]:
+    try:
+        return os.listdir(path)
+    except OSError:
+        return []
