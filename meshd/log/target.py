@@ -1,8 +1,8 @@
 """Where lines go: a stderr shared with others, or a file; writing never waits for a reader.
 
 The shared stderr must not be made non-blocking: the flag belongs to the open file description, and so to
-the other processes and to whoever started us. A pipe is therefore opened once more for this process
-alone, a socket is asked with MSG_DONTWAIT, and only a terminal is polled before it is written.
+the other processes and to whoever started us. A pipe or terminal is therefore opened once more for this
+process alone, a socket is asked with MSG_DONTWAIT, and what cannot be opened again is polled first.
 """
 
 from __future__ import annotations
@@ -22,10 +22,11 @@ QUEUE_LINES: Final = 10_000
 class Target:
     """A place that takes lines, and the lines it has not taken yet."""
 
-    __slots__ = ("_writer", "dropped", "queue")
+    __slots__ = ("_rest", "_writer", "dropped", "queue")
 
     def __init__(self, writer: Writer) -> None:
         self._writer = writer
+        self._rest = b""  # of a chunk that was taken in part, which a terminal or socket may do
         self.queue: deque[bytes] = deque()
         self.dropped = 0
 
@@ -37,38 +38,38 @@ class Target:
 
     def drain(self) -> None:
         """Write until the queue is empty or the target is full; a target that fails loses the lines."""
-        while self.queue:
-            count, chunk = self._next_chunk()
+        while self._rest or self.queue:
+            chunk = self._rest or self._next_chunk()
             try:
-                if not self._writer.try_write(chunk):
-                    return
+                written = self._writer.write_some(chunk)
             except OSError:  # no reader, no space, no descriptor: a log must not stop the service
-                self.dropped += count
-            for _ in range(count):
-                self.queue.popleft()
+                self.dropped += chunk.count(b"\n")
+                written = len(chunk)
+            self._rest = chunk[written:]
+            if self._rest:
+                return
 
-    def _next_chunk(self) -> tuple[int, bytes]:
-        size = 0
-        lines: list[bytes] = []
-        for line in self.queue:
-            size += len(line)
-            if size > MAX_LINE_BYTES and lines:
-                break
-            lines.append(line)
-        return len(lines), b"".join(lines)
+    def _next_chunk(self) -> bytes:
+        lines = [self.queue.popleft()]
+        size = len(lines[0])
+        while self.queue and size + len(self.queue[0]) <= MAX_LINE_BYTES:
+            size += len(self.queue[0])
+            lines.append(self.queue.popleft())
+        return b"".join(lines)
 
     def replace(self, writer: Writer) -> None:
         self._writer.close()
         self._writer = writer
 
     def close(self) -> None:
-        self.dropped += len(self.queue)
+        self.dropped += len(self.queue) + self._rest.count(b"\n")
         self.queue.clear()
+        self._rest = b""
         self._writer.close()
 
 
 class Writer:
-    """Writes to a descriptor that cannot block for long: a file, or a terminal after a poll."""
+    """Writes to a descriptor that does not block: a file, or one opened so, or one polled first."""
 
     __slots__ = ("_fd", "_is_owner", "_poll")
 
@@ -79,15 +80,14 @@ class Writer:
         if self._poll:
             self._poll.register(fd, select.POLLOUT)
 
-    def try_write(self, chunk: bytes) -> bool:
-        """Write all of ``chunk``, at most PIPE_BUF bytes; False if the target is full now."""
+    def write_some(self, chunk: bytes) -> int:
+        """Write ``chunk``, at most PIPE_BUF bytes; return how many were taken, 0 if the target is full."""
         if self._poll and not self._poll.poll(0):
-            return False
+            return 0
         try:
-            os.write(self._fd, chunk)
+            return os.write(self._fd, chunk)
         except BlockingIOError:
-            return False
-        return True
+            return 0
 
     def close(self) -> None:
         if self._is_owner:
@@ -103,12 +103,11 @@ class _SocketWriter(Writer):
         self._socket = socket.socket(fileno=os.dup(fd))
         super().__init__(self._socket.fileno(), is_owner=False, is_polled=False)
 
-    def try_write(self, chunk: bytes) -> bool:
+    def write_some(self, chunk: bytes) -> int:
         try:
-            self._socket.send(chunk, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+            return self._socket.send(chunk, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
         except BlockingIOError:
-            return False
-        return True
+            return 0
 
     def close(self) -> None:
         self._socket.close()
@@ -122,13 +121,13 @@ def open_stream(fd: int) -> Writer:
         return Writer(fd, is_owner=False, is_polled=False)
     if stat.S_ISSOCK(mode):
         return _SocketWriter(fd)
-    if stat.S_ISFIFO(mode):
-        try:
-            own = os.open(f"/proc/self/fd/{fd}", os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        except OSError:  # the pipe belongs to another user: a poll is nearly as good
-            return Writer(fd, is_owner=False, is_polled=True)
-        return Writer(own, is_owner=True, is_polled=False)
-    return Writer(fd, is_owner=False, is_polled=not stat.S_ISREG(mode))
+    if stat.S_ISREG(mode):
+        return Writer(fd, is_owner=False, is_polled=False)
+    try:
+        flags = os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+        return Writer(os.open(f"/proc/self/fd/{fd}", flags), is_owner=True, is_polled=False)
+    except OSError:  # it belongs to another user: a poll is nearly as good
+        return Writer(fd, is_owner=False, is_polled=True)
 
 
 def open_file(path: str) -> Writer:

@@ -1,0 +1,60 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from meshd.config import checks
+
+
+@pytest.mark.parametrize(
+    ("check", "value", "expected"),
+    [
+        (checks.check_address, "::1", "::1"),
+        (checks.check_address, "[::1]", "::1"),
+        (checks.check_header_value, "", ""),
+        (checks.check_header_value, "a b", "a b"),
+        (checks.check_header_names, ("X-Request-Id",), ("x-request-id",)),
+        (checks.check_header_names, (), ()),
+        (checks.check_path, "/health?deep=1", "/health?deep=1"),
+        (checks.check_ascending, (0.5, 1.0), (0.5, 1.0)),
+        (checks.check_cpu_list, "", ""),
+        (checks.check_cpu_list, "0-7,16", "0-7,16"),
+    ],
+)
+def test_good_values_pass_in_normal_form(check: Callable[[Any], Any], value: Any, expected: Any) -> None:
+    assert check(value) == expected
+
+
+@pytest.mark.parametrize(
+    ("check", "value"),
+    [
+        (checks.check_address, "localhost"),
+        (checks.check_address, ""),
+        (checks.check_header_value, "a\nb"),
+        (checks.check_header_value, " a"),
+        (checks.check_header_value, "é"),
+        (checks.check_header_names, ("a b",)),
+        (checks.check_path, "health"),
+        (checks.check_path, "/a b"),
+        (checks.check_ascending, ()),
+        (checks.check_ascending, (1.0, 1.0)),
+        (checks.check_cpu_list, "1,"),
+        (checks.check_cpu_list, "3-1"),
+        (checks.check_cpu_list, "0-99999999"),
+    ],
+)
+def test_bad_values_are_refused(check: Callable[[Any], Any], value: Any) -> None:
+    with pytest.raises(ValueError):
+        check(value)
+
+
+def test_a_refused_key_is_not_quoted() -> None:
+    with pytest.raises(ValueError) as caught:
+        checks.check_header_value("hunter2\n")
+    assert "hunter2" not in str(caught.value)
+
+
+def test_a_cpu_list_is_expanded_once_and_in_order() -> None:
+    assert checks.expand_cpu_list("4,0-2,1") == (0, 1, 2, 4)

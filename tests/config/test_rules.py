@@ -1,0 +1,75 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from meshd.config import ConfigErrors, load_settings
+
+
+def errors(*argv: str) -> str:
+    with pytest.raises(ConfigErrors) as caught:
+        load_settings(argv, {})
+    assert len(caught.value.errors) == 1
+    return caught.value.errors[0]
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        ("--prometheus-port 30000", "the two listeners must differ"),
+        ("--port 9 --prometheus-port 9 --host 127.0.0.1", "the two listeners must differ"),
+        ("--port 9 --prometheus-port 9 --host ::1 --prometheus-host ::1", "the two listeners must differ"),
+        ("--max-payload-size 2048 --body-memory-bytes 1024", "is larger than --body-memory-bytes"),
+        ("--queue-timeout-secs 0", "--queue-timeout-secs must be above 0"),
+        ("--health-check-interval-secs 4", "--health-check-timeout-secs (5) is above"),
+        ("--prepare-timeout-ms 100", "--prepare-queue-timeout-ms (2000) is above"),
+        (
+            "--worker-urls http://a:1/ HTTP://A:1 http://a:1",
+            "the upstream http://a:1 is given more than once",
+        ),
+        ("--io-cpus 0-3 --prepare-cpus 3-4", "overlap: 3"),
+        ("--chat-template /nowhere/x.jinja", "--chat-template: /nowhere/x.jinja: cannot be read"),
+        ("--log-dir /nowhere", "--log-dir: /nowhere"),
+    ],
+)
+def test_settings_that_do_not_fit_together_are_refused(argv: str, words: str) -> None:
+    assert words in errors(*argv.split())
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        "--port 0 --prometheus-port 0",
+        "--port 9 --prometheus-port 9 --host 127.0.0.1 --prometheus-host 127.0.0.2",
+        "--queue-timeout-secs 0 --queue-size 0",
+        "--max-payload-size 1024 --body-memory-bytes 1024",
+        "--io-cpus 0-3 --prepare-cpus 4-5",
+        "",
+    ],
+)
+def test_settings_at_the_edge_are_accepted_without_a_warning(argv: str) -> None:
+    assert load_settings(argv.split(), {}).warnings == ()
+
+
+def test_an_upstream_may_not_stand_in_a_table_and_in_the_list(tmp_path: Path) -> None:
+    file = tmp_path / "m.toml"
+    file.write_text('[[workers]]\nurl = "http://a"\n')
+    assert "http://a is given more than once" in errors("--config", str(file), "--worker-urls", "http://a/")
+
+
+def test_two_choices_with_one_upstream_are_warned_of_when_chosen() -> None:
+    assert load_settings(["--worker-urls", "http://a"], {}).warnings == ()
+    chosen = ["--policy", "power_of_two", "--worker-urls", "http://a"]
+    assert "only one is given" in load_settings(chosen, {}).warnings[0]
+    assert load_settings([*chosen, "http://b"], {}).warnings == ()
+
+
+def test_a_body_bound_above_the_body_memory_is_only_a_warning_when_defaulted() -> None:
+    result = load_settings(["--body-memory-bytes", "1048576"], {})
+    assert "the smaller is the bound" in result.warnings[0]
+    assert result.settings.max_payload_size == 536870912
+
+
+def test_a_tokenizer_that_is_not_there_is_a_warning() -> None:
+    assert "does not exist" in load_settings(["--tokenizer-path", "/nowhere"], {}).warnings[0]
