@@ -112,6 +112,9 @@ def _check_embeddings(members: Members) -> None:
     _check_model(members)
     _check_input(members)
     _check_stream(members)
+    value = members.get("input")
+    if type(value) is list and _has_giant(value[0] if value and type(value[0]) is list else value):
+        raise _GiantNumber("")
 
 
 _CHECKS: Final[dict[str, Callable[[Members], None]]] = {
@@ -192,6 +195,11 @@ def _check_integers(values: list[Any], refusal: str) -> None:
     kinds = _types(values)
     if kinds <= {int}:
         return
-    if kinds <= {int, float} and any(type(v) is float and abs(v) >= _EXACT for v in values):
+    if kinds <= {int, float} and _has_giant(values):
         raise _GiantNumber(refusal)
     refuse(refusal)
+
+
+def _has_giant(values: list[Any]) -> bool:
+    """Whether a float among ``values`` may be an integer beyond 64 bits."""
+    return float in _types(values) and any(type(v) is float and abs(v) >= _EXACT for v in values)

@@ -1,0 +1,231 @@
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import meshd
+from meshd.prepare import tokenizer as module
+from meshd.prepare.chat_template import ChatRequest
+from meshd.prepare.tokenizer import EncodeFailed, LoadedTokenizer, LoadFailed, TokenizerSet, load_tokenizer
+
+SMALL = Path(meshd.__file__).parent / "backend" / "tokenizer"
+
+
+class Panic(BaseException):
+    """What a Rust engine raises when it panics."""
+
+
+def by_bytes(text: str) -> list[int]:
+    return list(text.encode())
+
+
+def panics(text: str) -> list[int]:
+    raise Panic
+
+
+def interrupted(text: str) -> list[int]:
+    raise KeyboardInterrupt
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    shutil.copy(SMALL / "tokenizer.json", tmp_path)
+    return tmp_path
+
+
+def rewrite(model: Path, **members) -> None:
+    file = model / "tokenizer.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | members))
+
+
+# --- encoding ---
+
+
+def test_special_tokens_in_the_text_are_recognised_and_none_are_added():
+    loaded = load_tokenizer(str(SMALL), "tokenizers")
+    assert loaded.encode("<|user|>") == [2]
+    ids = loaded.encode("<|user|>Hi<|end|>")
+    assert (ids[0], ids[-1]) == (2, 0)
+
+
+def test_the_head_opens_the_ids_of_the_whole_text():
+    loaded = load_tokenizer(str(SMALL), "tokenizers")
+    text = "Each process writes its own row, and readers sum. " * 20
+    assert loaded.encode_head(text, 16) == loaded.encode(text)[:16]
+
+
+def test_a_panic_of_the_fast_engine_is_counted_and_the_reference_answers():
+    reasons: list[str] = []
+    loaded = LoadedTokenizer(by_bytes, panics)
+    assert loaded.encode("ab", reasons.append) == [97, 98]
+    assert loaded.encode_head("ab", 1) == [97]
+    assert reasons == ["engine_error"]
+
+
+def test_a_failing_reference_is_an_encode_failure():
+    with pytest.raises(EncodeFailed):
+        LoadedTokenizer(panics, panics).encode("ab")
+
+
+def test_an_interrupt_is_no_engine_failure():
+    for loaded in (LoadedTokenizer(by_bytes, interrupted), LoadedTokenizer(interrupted)):
+        with pytest.raises(KeyboardInterrupt):
+            loaded.encode("ab")
+
+
+# --- look-up ---
+
+
+def test_the_entry_of_the_model_wins_over_the_default():
+    own, default = LoadedTokenizer(by_bytes), LoadedTokenizer(by_bytes)
+    entries = TokenizerSet({"m1": own, "default": default})
+    assert entries.find("m1") is own
+    assert entries.find("m2") is default
+    assert entries.find("") is default
+    assert entries.find("unknown") is default
+
+
+def test_without_a_default_only_a_request_without_model_takes_the_only_entry():
+    own = LoadedTokenizer(by_bytes)
+    assert TokenizerSet({"m1": own}).find("") is own
+    assert TokenizerSet({"m1": own}).find("m2") is None
+    assert TokenizerSet({"m1": own, "m2": own}).find("unknown") is None
+    assert TokenizerSet({}).find("") is None
+
+
+# --- loading ---
+
+
+def test_a_directory_and_a_file_load_alike():
+    for path in (SMALL, SMALL / "tokenizer.json"):
+        loaded = load_tokenizer(str(path), "tokenizers")
+        assert (loaded.engine, loaded.warning) == ("tokenizers", "")
+        assert loaded.template is not None
+
+
+def test_truncation_and_padding_of_the_file_are_switched_off(model):
+    truncation = {"direction": "Right", "max_length": 2, "strategy": "LongestFirst", "stride": 0}
+    rewrite(model, truncation=truncation)
+    assert len(load_tokenizer(str(model), "tokenizers").encode("one two three four five six")) > 2
+
+
+def test_what_is_no_tokenizer_fails_to_load(tmp_path):
+    with pytest.raises(LoadFailed, match=r"no tokenizer\.json"):
+        load_tokenizer(str(tmp_path), "tokenizers")
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(LoadFailed, match="not a tokenizer"):
+        load_tokenizer(str(tmp_path), "tokenizers")
+
+
+def test_equal_engines_make_the_fast_one_used(monkeypatch):
+    monkeypatch.setattr(module, "_load_fast", lambda file: (reference_ids(), ""))
+    for engine in ("auto", "fastokens"):
+        loaded = load_tokenizer(str(SMALL), engine)
+        assert (loaded.engine, loaded.warning) == ("fastokens", "")
+
+
+def test_an_engine_that_differs_in_one_id_is_not_used(monkeypatch):
+    encode = reference_ids()
+
+    def differs(text: str) -> list[int]:
+        ids = encode(text)
+        return [0, *ids[1:]] if "\u200d" in text and ids else ids
+
+    monkeypatch.setattr(module, "_load_fast", lambda file: (differs, ""))
+    loaded = load_tokenizer(str(SMALL), "auto")
+    assert loaded.engine == "tokenizers"
+    assert "its ids differ" in loaded.warning
+    with pytest.raises(LoadFailed, match="its ids differ"):
+        load_tokenizer(str(SMALL), "fastokens")
+
+
+def test_a_missing_fast_engine_is_a_warning_or_a_failed_load(monkeypatch):
+    monkeypatch.setitem(sys.modules, "fastokens", None)
+    loaded = load_tokenizer(str(SMALL), "auto")
+    assert loaded.engine == "tokenizers"
+    assert "not installed" in loaded.warning
+    with pytest.raises(LoadFailed, match="not installed"):
+        load_tokenizer(str(SMALL), "fastokens")
+
+
+def test_loading_with_the_proof_starts_no_thread():
+    pytest.importorskip("fastokens")
+    script = (
+        "import os, sys\n"
+        "from meshd.prepare.tokenizer import load_tokenizer\n"
+        "loaded = load_tokenizer(sys.argv[1], 'auto')\n"
+        "print(loaded.engine, len(os.listdir('/proc/self/task')))\n"
+    )
+    environment = dict(os.environ, TOKENIZERS_PARALLELISM="false")
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(SMALL)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert done.stdout.split() == ["fastokens", "1"]
+
+
+def reference_ids():
+    import tokenizers
+
+    reference = tokenizers.Tokenizer.from_file(str(SMALL / "tokenizer.json"))
+    return lambda text: reference.encode(text, add_special_tokens=False).ids
+
+
+# --- the chat template of a model's directory ---
+
+
+def prompt(model: Path, chat_template_path: str | None = None, **request) -> str | None:
+    template = load_tokenizer(str(model), "tokenizers", chat_template_path).template
+    if template is None:
+        return None
+    return template.render(ChatRequest([{"role": "user", "content": "Hi"}], **request), 1000)
+
+
+def test_the_first_template_found_is_used(model, tmp_path):
+    assert prompt(model) is None
+    config = {"chat_template": "config {{ bos_token }}", "bos_token": {"content": "<s>"}, "eos_token": None}
+    (model / "tokenizer_config.json").write_text(json.dumps(config))
+    assert prompt(model) == "config <s>"
+    (model / "chat_template.jinja").write_text("beside {{ bos_token }}")
+    assert prompt(model) == "beside <s>"
+    given = tmp_path / "given.jinja"
+    given.write_text("given {{ bos_token }}")
+    assert prompt(model, str(given)) == "given <s>"
+
+
+def test_named_templates_of_the_config_are_told_apart(model):
+    named = [{"name": "default", "template": "plain"}, {"name": "tool_use", "template": "tools"}]
+    (model / "tokenizer_config.json").write_text(json.dumps({"chat_template": named}))
+    assert prompt(model) == "plain"
+    assert prompt(model, tools=[{}]) == "tools"
+
+
+def test_special_tokens_come_from_their_map_unless_the_config_has_them(model):
+    (model / "special_tokens_map.json").write_text(json.dumps({"bos_token": "<a>", "eos_token": "<b>"}))
+    config = {"chat_template": "{{ bos_token }}{{ eos_token }}", "bos_token": "<c>"}
+    (model / "tokenizer_config.json").write_text(json.dumps(config))
+    assert prompt(model) == "<c><b>"
+
+
+def test_a_template_that_does_not_compile_fails_the_load(model):
+    (model / "chat_template.jinja").write_text("{% for %}")
+    with pytest.raises(LoadFailed, match="does not compile"):
+        load_tokenizer(str(model), "tokenizers")
+
+
+def test_a_missing_template_file_or_a_broken_config_fails_the_load(model, tmp_path):
+    with pytest.raises(LoadFailed, match="cannot be read"):
+        load_tokenizer(str(model), "tokenizers", str(tmp_path / "missing.jinja"))
+    (model / "tokenizer_config.json").write_text("{")
+    with pytest.raises(LoadFailed, match="cannot be read"):
+        load_tokenizer(str(model), "tokenizers")
