@@ -26,7 +26,7 @@ from meshd.controller.http_client import UpstreamClient
 from meshd.controller.http_server import HttpServer
 from meshd.controller.prober import ProbeCounters, Prober, ProbeSettings
 from meshd.controller.registry_keeper import RegistryKeeper, announcements
-from meshd.controller.scrape import KINDS, CpuLedger, MetricsRoutes, has_tokenizer
+from meshd.controller.scrape import KINDS, CpuLedger, MetricsRoutes
 from meshd.controller.sweeper import SWEEP_INTERVAL_S, Sweeper
 from meshd.errors import StartupError
 from meshd.log import Log
@@ -58,7 +58,7 @@ class Controller:
         self._table = MetricTable(cells, self._topology.metric_rows, catalog)
         self._row = MetricRow(cells, manifest.seat, catalog)
         self._drops = self._row.counter("mesh_internal_drops_total", queue="log")
-        admission = Cells(Segment.attach(fds["gate"], "gate"), None, self._topology.io_seats)
+        admission = Cells(Segment.attach(fds["gate"], "gate"), None, self._topology.metric_rows)
         self._sweeper = Sweeper(self._board, self._topology, self._loads, admission, log)
 
     async def run(self) -> None:
@@ -99,6 +99,7 @@ class Controller:
             CpuLedger(counters),
             self._facts,
             lambda: keeper.upstreams,
+            self._topology.body_memory_bytes,
         )
         admin = AdminRoutes(keeper, self._loads, self._settings.disable_health_check)
         handlers = (("metrics_listen", metrics.handle), ("controller_listen", admin.handle))
@@ -127,13 +128,13 @@ class Controller:
         return Prober(keeper, UpstreamClient(), probe, counters, self._log, rng=random.Random())
 
     def _facts(self) -> HealthFacts:
-        needs_tokens = self._settings.policy == "prefix_hash"
+        settings = self._settings
         return node_facts(
             self._board,
             self._topology,
             self._registry.read(),
-            needs_tokens=needs_tokens,
-            has_tokenizer=needs_tokens and has_tokenizer(self._table, self._board),
+            needs_tokens=settings.policy == "prefix_hash",
+            has_tokenizer=bool(settings.tokenizer_path or settings.model_path),
         )
 
     async def _beat(self) -> None:

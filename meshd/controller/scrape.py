@@ -58,7 +58,8 @@ class CpuLedger:
 class MetricsRoutes:
     """Answers the requests on the metrics port.
 
-    ``facts``: what the health routes answer from. ``upstreams``: the present set.
+    ``facts``: what the health routes answer from. ``upstreams``: the present set. ``body_memory_bytes``:
+    the bound of the node.
     """
 
     def __init__(
@@ -69,6 +70,7 @@ class MetricsRoutes:
         ledger: CpuLedger,
         facts: Callable[[], HealthFacts],
         upstreams: Callable[[], Iterable[Upstream]],
+        body_memory_bytes: int,
     ) -> None:
         self._table = table
         self._board = board
@@ -76,6 +78,7 @@ class MetricsRoutes:
         self._ledger = ledger
         self._facts = facts
         self._upstreams = upstreams
+        self._body_memory_bytes = body_memory_bytes
         self._start_time_s = time.time() - (time.monotonic_ns() - board.started_ns) / 1e9
 
     async def handle(self, request: Request) -> Response:
@@ -95,6 +98,7 @@ class MetricsRoutes:
         values = process_values(self._board, self._ledger) | upstream_values(self._upstreams(), self._loads)
         values["mesh_build_info"] = {(__version__,): 1}
         values["mesh_start_time_seconds"] = {(): self._start_time_s}
+        values["mesh_body_memory_limit_bytes"] = {(): self._body_memory_bytes}
         values["mesh_ready"] = {(): float(unreadiness(self._facts()) is None)}
         totals = self._table.sum_rows(live_rows(self._board))
         return render(self._table.catalog, totals, values)
@@ -105,17 +109,11 @@ def live_rows(board: ProcessBoard) -> set[int]:
     return {row.seat for row in board.rows() if row.is_alive}
 
 
-def has_tokenizer(table: MetricTable, board: ProcessBoard) -> bool:
-    """Say whether a living prepare group has loaded a tokenizer, by its ``mesh_tokenizer_info``."""
-    series = table.sum_rows(live_rows(board)).series["mesh_tokenizer_info"]
-    return any(words[0] for words in series.values())
-
-
 def process_values(board: ProcessBoard, ledger: CpuLedger) -> Values:
     """Read the board and the kernel; a process that ends meanwhile is left out."""
     counts, restarts, memory, fds = (dict.fromkeys(KINDS, 0) for _ in range(4))
     used: dict[tuple[Role, int], float] = {}
-    ready = 0
+    ready = busy = 0
     for row in board.rows():
         role = row.role
         if role is None or role not in counts:
@@ -125,7 +123,9 @@ def process_values(board: ProcessBoard, ledger: CpuLedger) -> Values:
         if not row.is_alive or not pid:
             continue
         counts[role] += 1
-        ready += role is Role.PREPARE and row.state in (State.READY, State.DRAINING)
+        if role is Role.PREPARE:
+            ready += row.state in (State.READY, State.DRAINING)
+            busy += row.busy
         try:
             process = psutil.Process(pid)
             with process.oneshot():
@@ -142,6 +142,7 @@ def process_values(board: ProcessBoard, ledger: CpuLedger) -> Values:
         "mesh_process_resident_memory_bytes": _by_kind(memory),
         "mesh_process_open_fds": _by_kind(fds),
         "mesh_prepare_live_workers": {(): ready},
+        "mesh_prepare_busy_workers": {(): busy},
     }
 
 

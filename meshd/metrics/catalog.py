@@ -146,7 +146,7 @@ def _admission_families() -> list[Family]:
         ),
         _counter("mesh_admission_canceled_total", "Clients gone while waiting for a ticket."),
         _gauge("mesh_body_memory_reserved_bytes", "Body memory reserved by requests."),
-        _gauge("mesh_body_memory_limit_bytes", "Body memory there is."),
+        _scraped("mesh_body_memory_limit_bytes", "Body memory there is."),
     ]
 
 
@@ -228,8 +228,7 @@ def _prepare_families() -> list[Family]:
     return [
         _gauge("mesh_prepare_queued_jobs", "Preparation jobs waiting."),
         _gauge("mesh_prepare_dispatched_jobs", "Preparation jobs dispatched."),
-        _gauge("mesh_prepare_execution_reserved", "Prepare workers with a dispatched or running job."),
-        _gauge("mesh_prepare_busy_workers", "Prepare workers that run a job."),
+        _scraped("mesh_prepare_busy_workers", "Prepare workers that run a job."),
         _scraped("mesh_prepare_live_workers", "Prepare workers alive."),
         _histogram("mesh_prepare_queue_seconds", "Submission to claim of a job.", BUCKETS_F),
         _histogram("mesh_prepare_run_seconds", "Run of the jobs that ran to an end.", BUCKETS_F),
@@ -248,14 +247,9 @@ def _prepare_families() -> list[Family]:
         _counter(
             "mesh_prepare_fallbacks_total",
             "Fallbacks taken while preparing.",
-            closed("reason", "engine_error no_chat_template no_safe_cut"),
+            closed("reason", "engine_error no_chat_template"),
         ),
         _counter("mesh_prepare_retries_total", "Jobs run again after a prepare worker died."),
-        _counter(
-            "mesh_prepare_bounded_bytes_total",
-            "Bytes offered to and read by prefix tokenization.",
-            closed("kind", "offered tokenized"),
-        ),
         _gauge(
             "mesh_tokenizer_info",
             "1 for each tokenizer loaded.",

@@ -54,7 +54,7 @@ class Supervisor:
         self.board = ProcessBoard.create(self.topology.board_seats)
         self.registry = Segment.create("registry", SEGMENT_BYTES)
         self.load = Segment.create(SEGMENT_KIND, segment_bytes(self.topology.io_seats))
-        self.gate = Segment.create(cells.SEGMENT_KIND, cells.segment_size(self.topology.io_seats))
+        self.gate = Segment.create(cells.SEGMENT_KIND, cells.segment_size(self.topology.metric_rows))
         self.metrics = Segment.create("metrics", segment_size(self.topology.metric_rows))
         self.bell = os.eventfd(0, os.EFD_NONBLOCK)
         self.metrics_listener = socket.create_server(("127.0.0.1", 0))

@@ -19,7 +19,6 @@ from meshd.controller.scrape import (
     KINDS,
     CpuLedger,
     MetricsRoutes,
-    has_tokenizer,
     process_values,
     upstream_values,
 )
@@ -61,7 +60,7 @@ class Node:
         self.own_load = LoadTable(segment, 0, self.topology.io_seats)
         self.loads = LoadTable(segment, None, self.topology.io_seats)
         self.routes = MetricsRoutes(
-            self.table, self.board, self.loads, self.ledger(), lambda: facts, lambda: upstreams
+            self.table, self.board, self.loads, self.ledger(), lambda: facts, lambda: upstreams, 4096
         )
 
     def ledger(self) -> CpuLedger:
@@ -90,6 +89,7 @@ def test_scrape_has_the_version_the_start_and_readiness() -> None:
     assert found["mesh_build_info", (__version__,)] == 1
     assert found["mesh_start_time_seconds", ()] == pytest.approx(time.time(), abs=600)
     assert found["mesh_ready", ()] == 1
+    assert found["mesh_body_memory_limit_bytes", ()] == 4096
 
 
 def test_scrape_shows_what_the_kernel_says_of_living_processes() -> None:
@@ -125,7 +125,9 @@ def test_only_prepare_workers_that_are_up_are_live() -> None:
     row.open(Role.PREPARE, 0, os.getpid(), "0")
     assert process_values(node.board, node.ledger())["mesh_prepare_live_workers"] == {(): 0}
     row.state = State.READY
-    assert process_values(node.board, node.ledger())["mesh_prepare_live_workers"] == {(): 1}
+    row.busy = 1
+    values = process_values(node.board, node.ledger())
+    assert values["mesh_prepare_live_workers"] == values["mesh_prepare_busy_workers"] == {(): 1}
 
 
 def test_upstreams_show_health_load_and_their_number_by_model() -> None:
@@ -176,16 +178,6 @@ def test_gauges_of_a_dead_process_are_gone_and_its_counters_stay() -> None:
     found = node.scrape()
     assert found["mesh_admission_held", ()] == 0
     assert found["mesh_http_accept_errors_total", ()] == 1
-
-
-def test_tokenizer_counts_while_a_living_process_says_so() -> None:
-    node = Node()
-    assert not has_tokenizer(node.table, node.board)
-    row = MetricRow(node.cells, 0, node.catalog)
-    row.gauge("mesh_tokenizer_info", tokenizer="m1", engine="tokenizers").set(1)
-    assert has_tokenizer(node.table, node.board)
-    node.board.row(0).close()
-    assert not has_tokenizer(node.table, node.board)
 
 
 def test_health_routes_are_answered_from_the_facts() -> None:
