@@ -1,0 +1,368 @@
+"""The I/O process's side of the preparation pool: admission, results, deadlines, deaths, one outcome a job.
+
+job.py has the states, dispatch.py the choice of a worker, ring.py what is shared.
+
+**Withdrawing** a descriptor is a store that races with its claim. When its job is dispatched again, both
+workers may run it for that reason and write one view area. So a result is believed only if no withdrawn
+descriptor of its job is claimed when the result is seen. That look is late enough: the store that let the
+second worker start was made after the withdrawal, so whoever claims after it sees the withdrawal; who
+claimed before it stored ``head`` at least a job's run time ago. If one is claimed, the job is HELD until its
+last descriptor is answered, and runs again.
+
+**Slots** are pinned by every descriptor that names them, until its completion is consumed. Every claimed
+descriptor gets one, from its worker, or from the leader once the worker is dead. Nothing else is needed to
+know that no one reads or writes a slot any more, and it holds across our own death: the successor finds on
+the rings what is still out, and keeps those slots in quarantine.
+
+**Death of a worker.** A job that it was running is answered DIED by the leader and retried once, before all
+others. Unclaimed jobs stay on the ring for the replacement, or move to a worker that lives.
+
+**Late results.** A completion is matched by its place on the ring; the sequence in it is a check. A result
+for a job that is terminal is dropped, and unpins its slot.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final, Protocol
+
+from meshd.control import ProcessBoard, Topology
+from meshd.errors import MeshError
+from meshd.memory import Segment
+from meshd.prepare import codec
+from meshd.prepare.dispatch import Dispatcher
+from meshd.prepare.job import Job, JobState, Result
+from meshd.prepare.lane import Lane
+from meshd.prepare.layout import (
+    OUTCOME_DIED,
+    OUTCOME_REFUSED,
+    OUTCOME_SKIPPED,
+    OUTCOME_VIEW,
+    open_layout,
+)
+from meshd.prepare.ring import IoEnd, Record
+from meshd.slab import BodySlab
+
+__all__ = ["Job", "PrepareClient", "PrepareMetrics", "PrepareSettings", "Result"]
+
+_NO_WORKER_LIMIT_NS: Final = 10_000_000_000
+_STAGES: Final = ("json_parse", "template", "encode", "view")
+_MESSAGES: Final = {
+    "prepare_queue_full": "Too many requests wait for preparation.",
+    "prepare_pool_closed": "The preparation pool is closed.",
+    "prepare_queue_timeout": "The request waited too long to be prepared.",
+    "prepare_timeout": "Preparing the request took too long.",
+    "prepare_failed": "The request could not be prepared.",
+    "prepare_worker_died": "The process that prepared the request died.",
+}
+
+
+class PrepareMetrics(Protocol):
+    """What the client counts: each submitted job ends in exactly one of ``run_seconds`` and ``error``."""
+
+    def job_submitted(self) -> None: ...
+    def queued(self, jobs: int, /) -> None: ...
+    def dispatched(self, jobs: int, /) -> None: ...
+    def queue_seconds(self, seconds: float, /) -> None: ...
+    def run_seconds(self, seconds: float, /) -> None: ...
+    def stage(self, name: str, seconds: float, /) -> None: ...
+    def error(self, reason: str, /) -> None: ...
+    def rejection(self, code: str, /) -> None: ...
+    def retry(self) -> None: ...
+
+
+class PrepareSettings(Protocol):
+    """The settings that the client reads."""
+
+    @property
+    def prepare_queue_capacity(self) -> int: ...
+    @property
+    def prepare_queue_timeout_ms(self) -> int: ...
+    @property
+    def prepare_timeout_ms(self) -> int: ...
+
+
+class PrepareClient:
+    """Submits the jobs of one I/O process to all prepare workers. One object a process; not thread-safe.
+
+    ``seat``: the I/O seat. ``bells``: the doorbell of each prepare seat. ``clock``: CLOCK_MONOTONIC in ns.
+    The constructor must run before ``slab`` has handed out its first slot: it keeps what a predecessor's
+    jobs still use. Raises ``StartupError`` if the segment has another layout.
+    """
+
+    def __init__(
+        self,
+        topology: Topology,
+        seat: int,
+        rings: Segment,
+        board: ProcessBoard,
+        slab: BodySlab,
+        bells: Sequence[int],
+        metrics: PrepareMetrics,
+        settings: PrepareSettings,
+        clock: Callable[[], int],
+    ) -> None:
+        layout = open_layout(rings, topology.io_seats, topology.prepare_seats)
+        lanes = tuple(
+            Lane(
+                IoEnd(rings, layout.pair(seat, other)), board.row(topology.board_prepare(other)), bells[other]
+            )
+            for other in range(topology.prepare_seats)
+        )
+        capacity = settings.prepare_queue_capacity
+        now_ns = clock()  # a predecessor used one sequence a descriptor, so it is below this
+        self.is_closed = False
+        self.has_layout_fault = False
+        self._capacity = 64 * topology.prepare_workers if capacity < 0 else capacity
+        self._queue_timeout_ns = settings.prepare_queue_timeout_ms * 1_000_000
+        self._timeout_ns = settings.prepare_timeout_ms * 1_000_000
+        self._clock = clock
+        self._metrics = metrics
+        self._lanes = lanes
+        self._dispatcher = Dispatcher(lanes, seat % max(topology.prepare_workers, 1), now_ns)
+        self._last_alive_ns = now_ns
+        self._words = rings.words
+        self._waiting_word = layout.waiting_word(seat)
+        self._others = tuple(
+            (board.row(topology.board_io(other)), layout.epoch_word(other), layout.waiting_word(other))
+            for other in range(topology.io_seats)
+            if other != seat
+        )
+        self._others_waiting: tuple[int, ...] = ()  # the ``waiting`` words of live I/O processes
+        _take_over(lanes, slab)
+        self._words[self._waiting_word] = 0
+        self._words[layout.epoch_word(seat)] = board.row(topology.board_io(seat)).epoch
+        self._look_at_board(now_ns)
+
+    @property
+    def is_failed(self) -> bool:
+        """Whether there was no live worker for 10 s, or the shared layout is broken."""
+        return self.has_layout_fault or self._clock() - self._last_alive_ns > _NO_WORKER_LIMIT_NS
+
+    def submit(self, job: Job) -> None:
+        """Dispatch the job now or queue it; call ``flush_doorbells`` before the tick ends.
+
+        Raises ``MeshError`` ``prepare_queue_full`` or ``prepare_pool_closed``, already counted here.
+        """
+        self._metrics.job_submitted()
+        now_ns = self._clock()
+        if self.is_closed or self.has_layout_fault or now_ns - self._last_alive_ns > _NO_WORKER_LIMIT_NS:
+            raise self._error("prepare_pool_closed")
+        job.submitted_ns = now_ns
+        job.start_by_ns = now_ns + self._queue_timeout_ns
+        job.finish_by_ns = now_ns + self._timeout_ns
+        dispatcher = self._dispatcher
+        lane = dispatcher.pick_for_new(job.body_length)
+        if lane is not None and lane.live == 0 and not lane.row.busy:
+            dispatcher.push(lane, job, now_ns, False)
+            return
+        if self._node_waiting() >= self._capacity:
+            raise self._error("prepare_queue_full")
+        if lane is not None:
+            dispatcher.push(lane, job, now_ns, True)
+        else:
+            dispatcher.enqueue(job)
+        self._publish_waiting()
+
+    def cancel(self, job: Job) -> None:
+        """Forget a job whose client has left; nothing happens to a job that is terminal already.
+
+        Not claimed, it never runs; running, it is told to stop. ``on_done`` will not be called.
+        """
+        if job.is_terminal or job.state is JobState.NEW:
+            return
+        self._abandon(job)
+        job.state = JobState.CANCELLED
+        self._metrics.error("prepare_cancelled")
+        self._publish_waiting()
+
+    def drain_completions(self) -> None:
+        """Consume all results, call their ``on_done``, dispatch what can start, ring the doorbells.
+
+        Call it when this process's doorbell rang, after reading the eventfd: the other order loses wake-ups.
+        """
+        for lane in self._lanes:
+            while lane.entries and (record := lane.end.pop()) is not None:
+                self._completed(lane, record)
+        now_ns = self._clock()
+        if self._dispatcher.queued and not any(lane.is_alive for lane in self._lanes):
+            self._look_at_board(now_ns)
+        self._dispatcher.balance(now_ns, is_backstop=False)
+        self._publish_waiting()
+        self._dispatcher.flush_doorbells()
+
+    def flush_doorbells(self) -> None:
+        """Ring each worker that got a descriptor since the last call: one eventfd write each."""
+        self._dispatcher.flush_doorbells()
+
+    def check(self, now_ns: int) -> None:
+        """Look after deaths, deadlines and lost wake-ups, every 50 ms at most. O(jobs out and waiting)."""
+        self._look_at_board(now_ns)
+        self.drain_completions()
+        self._expire(now_ns)
+        self._dispatcher.balance(now_ns, is_backstop=True)
+        self._publish_waiting()
+        self._dispatcher.flush_doorbells()
+        self._metrics.queued(self._words[self._waiting_word])
+        self._metrics.dispatched(sum(len(lane.unclaimed()) - lane.stacked for lane in self._lanes))
+
+    def close(self) -> None:
+        """Take no more jobs, answer those not started ``prepare_pool_closed``; running ones end as ever."""
+        self.is_closed = True
+        unclaimed = [entry.job for lane in self._lanes for entry in lane.unclaimed()]
+        for job in [*self._dispatcher.waiting(), *unclaimed]:
+            if not job.is_terminal:
+                self._fail(job, "prepare_pool_closed")
+        self._publish_waiting()
+
+    # --- results ---
+
+    def _completed(self, lane: Lane, record: Record) -> None:
+        sequence, outcome, view_length, claimed_ns, finished_ns = record[:5]
+        entry = lane.entries.popleft()
+        lane.forget(entry)
+        if sequence != entry.sequence:
+            self.has_layout_fault = True
+            outcome = -1
+        job = entry.job
+        job.open_descriptors -= 1
+        if job.entry is entry:
+            job.entry = None
+            if outcome == OUTCOME_SKIPPED:
+                self._skipped(job)
+            elif outcome == OUTCOME_DIED:
+                lane.look_at_board()
+                self._died(job)
+            elif job.is_suspect or (job.open_descriptors and self._runs_elsewhere(job)):
+                job.state = JobState.HELD
+            else:
+                job.claimed_ns = claimed_ns
+                job.finished_ns = finished_ns
+                self._ran(job, outcome, view_length)
+        elif outcome != OUTCOME_SKIPPED:
+            job.is_suspect = True
+        if not job.open_descriptors:
+            if job.state is JobState.HELD:
+                self._run_again(job)
+            if job.is_release_due:
+                job.is_release_due = False
+                job.slot.release()
+
+    def _ran(self, job: Job, outcome: int, view_length: int) -> None:
+        if outcome not in (OUTCOME_VIEW, OUTCOME_REFUSED) or view_length > job.slot.view_capacity:
+            self._fail(job, "prepare_failed")
+            return
+        try:
+            result = codec.decode_result(job.slot.view[:view_length])
+        except codec.CodecFault as fault:
+            self._fail(job, "prepare_failed", str(fault))
+            return
+        metrics = self._metrics
+        metrics.queue_seconds((job.claimed_ns - job.submitted_ns) * 1e-9)
+        metrics.run_seconds((job.finished_ns - job.claimed_ns) * 1e-9)
+        if isinstance(result, MeshError):
+            metrics.rejection(result.code)
+        else:
+            for name, stage_ns in zip(_STAGES, result.stage_ns, strict=True):
+                if stage_ns:
+                    metrics.stage(name, stage_ns * 1e-9)
+        job.state = JobState.FINISHED
+        job.on_done(result)
+
+    def _runs_elsewhere(self, job: Job) -> bool:
+        """Whether a withdrawn descriptor of the job is claimed and not answered."""
+        return any(entry.job is job and entry.is_claimed for lane in self._lanes for entry in lane.entries)
+
+    def _skipped(self, job: Job) -> None:
+        """The worker found the job past its start time; if our clock disagrees, it runs again."""
+        if self._clock() >= job.start_by_ns:
+            self._fail(job, "prepare_worker_died" if job.deaths else "prepare_queue_timeout")
+        else:
+            self._run_again(job)
+
+    def _died(self, job: Job) -> None:
+        job.deaths += 1
+        if job.deaths > 1 or self.is_closed or self._clock() >= job.finish_by_ns:
+            self._fail(job, "prepare_worker_died")
+        else:
+            job.start_by_ns = job.finish_by_ns  # the queue timeout does not apply to the retry
+            self._metrics.retry()
+            self._run_again(job)
+
+    def _run_again(self, job: Job) -> None:
+        if job.open_descriptors and self._runs_elsewhere(job):
+            job.state = JobState.HELD
+        else:
+            job.is_suspect = False
+            self._dispatcher.enqueue_again(job)
+
+    def _fail(self, job: Job, code: str, cause: str = "") -> None:
+        self._abandon(job)
+        job.state = JobState.FINISHED
+        job.on_done(self._error(code, cause))
+
+    def _abandon(self, job: Job) -> None:
+        """Take the job off the queue, or withdraw its descriptor."""
+        if job.state is JobState.WAITING:
+            self._dispatcher.remove(job)
+        elif job.entry is not None:
+            job.entry.lane.withdraw(job.entry)
+            job.entry = None
+
+    def _error(self, code: str, cause: str = "") -> MeshError:
+        self._metrics.error(code)
+        return MeshError(code, _MESSAGES[code], cause=cause)
+
+    # --- deaths, deadlines, counting ---
+
+    def _look_at_board(self, now_ns: int) -> None:
+        for lane in self._lanes:
+            lane.look_at_board()
+        if any(lane.is_alive for lane in self._lanes):
+            self._last_alive_ns = now_ns
+            self._dispatcher.recall_from_dead()
+        words = self._words
+        self._others_waiting = tuple(
+            waiting_word for row, epoch_word, waiting_word in self._others if row.epoch == words[epoch_word]
+        )
+
+    def _expire(self, now_ns: int) -> None:
+        jobs = [*self._dispatcher.waiting(), *(entry.job for lane in self._lanes for entry in lane.entries)]
+        for job in jobs:
+            if job.is_terminal:
+                continue
+            if now_ns >= job.finish_by_ns and (job.is_running or not job.deaths):
+                self._fail(job, "prepare_timeout")
+            elif now_ns >= job.start_by_ns and not job.is_running and job.state is not JobState.HELD:
+                self._fail(job, "prepare_worker_died" if job.deaths else "prepare_queue_timeout")
+
+    def _node_waiting(self) -> int:
+        words = self._words
+        return self._dispatcher.count_waiting() + sum([words[word] for word in self._others_waiting])
+
+    def _publish_waiting(self) -> None:
+        self._words[self._waiting_word] = self._dispatcher.count_waiting()
+
+    def __repr__(self) -> str:
+        return f"PrepareClient({self._dispatcher!r}, closed={self.is_closed})"
+
+
+def _take_over(lanes: tuple[Lane, ...], slab: BodySlab) -> None:
+    """Void a dead predecessor's descriptors, and keep the slots they name until they are answered."""
+    orphans: dict[int, Job] = {}
+    for lane in lanes:
+        first = lane.end.taken
+        for place, record in enumerate(lane.end.attach()):
+            sequence, body_offset, body_length, view_offset = record[:4]
+            job = orphans.get(view_offset)
+            if job is None:
+                slot = slab.quarantine(view_offset, body_offset, body_length)
+                job = orphans[view_offset] = Job(0, 0, slot, body_length, _ignore)
+                job.state = JobState.CANCELLED
+                job.is_release_due = True
+            lane.adopt(job, first + place, sequence)
+    slab.scrub()
+
+
+def _ignore(result: Result) -> None:
+    """No one waits for a job of a dead process."""

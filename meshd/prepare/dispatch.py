@@ -1,0 +1,161 @@
+"""Which job goes to which prepare worker, and when.
+
+WAITING is FIFO, except that jobs to be run again come first. A ring holds one job of any size, or small ones
+of 64 KiB together, 16 at most; so one wake-up serves several small jobs (docs/decisions/0002). A free worker
+is preferred, then the ring with the fewest bytes. What stands before a dispatched job on its ring is thus
+bounded by 64 KiB of this process's bodies, and the worker takes one job in turn from every I/O process.
+
+No worker idles while an unclaimed job waits elsewhere: once WAITING is empty, ``_steal`` withdraws the
+younger half of the longest ring for each free worker. What triggers it: every drain of completions; a worker
+that is about to sleep, or to start a large job, rings the I/O processes that have something waiting.
+
+*Waiting*, for the node-wide capacity, is what the specification calls WAITING: jobs in the queue, and jobs
+put on a ring behind other work until they are claimed. Each I/O process publishes its own count, so the sum
+may exceed the capacity by one job a process.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Iterator
+from typing import Final
+
+from meshd.prepare.job import Job, JobState
+from meshd.prepare.lane import Entry, Lane
+
+STACK_BYTES: Final = 64 << 10  # ≈ 60 µs of parsing, or 0.3 ms of a fast tokenizer: a wake-up is worth that
+_STALE_NS: Final = 5_000_000  # unclaimed for so long by an idle worker: that one is stopped, not waking up
+
+
+class Dispatcher:
+    """The queue and the lanes of one I/O process. ``lanes``: by prepare seat.
+
+    ``first``: the lane to try first; another one for each I/O process, so that they collide less often.
+    ``sequence``: above every sequence that a predecessor in this I/O seat has used.
+    """
+
+    def __init__(self, lanes: tuple[Lane, ...], first: int, sequence: int) -> None:
+        self.lanes = lanes
+        self._by_preference = lanes[first:] + lanes[:first]
+        self._sequence = sequence
+        self._waiting: deque[Job] = deque()
+        self._again: deque[Job] = deque()
+        self._dirty: list[Lane] = []
+
+    @property
+    def queued(self) -> int:
+        return len(self._waiting) + len(self._again)
+
+    def count_waiting(self) -> int:
+        """Jobs that wait for a worker, on a ring or off it. O(lanes)."""
+        count = self.queued
+        for lane in self.lanes:
+            if lane.stacked:
+                lane.discount_claimed()
+                count += lane.stacked
+        return count
+
+    def waiting(self) -> Iterator[Job]:
+        """The queue in the order of dispatch."""
+        yield from self._again
+        yield from self._waiting
+
+    def pick(self, body_length: int) -> Lane | None:
+        """Choose a lane for the next job by the rule above, or None if it must wait. O(lanes)."""
+        best: Lane | None = None
+        least = STACK_BYTES + 1
+        for lane in self._by_preference:
+            if not lane.is_alive or not lane.end.has_room:
+                continue
+            if lane.live == 0:
+                if not lane.row.busy:
+                    return lane
+                if least > 0:  # busy for another I/O process
+                    best, least = lane, 0
+            elif lane.live_bytes < least and lane.live_bytes + body_length <= STACK_BYTES:
+                best, least = lane, lane.live_bytes
+        return best
+
+    def pick_for_new(self, body_length: int) -> Lane | None:
+        """Choose a lane for a job that has just come: None while others wait already."""
+        return None if self._waiting or self._again else self.pick(body_length)
+
+    def push(self, lane: Lane, job: Job, now_ns: int, is_stacked: bool) -> None:
+        self._sequence += 1
+        lane.push(job, self._sequence, now_ns, is_stacked)
+        if not lane.is_dirty:
+            lane.is_dirty = True
+            self._dirty.append(lane)
+
+    def enqueue(self, job: Job) -> None:
+        """Append to WAITING."""
+        job.state = JobState.WAITING
+        self._waiting.append(job)
+
+    def enqueue_again(self, job: Job) -> None:
+        """Put the job before all that have not run yet."""
+        job.state = JobState.WAITING
+        self._again.append(job)
+
+    def remove(self, job: Job) -> None:
+        """Take a waiting job off its queue. O(jobs waiting), and only for those that never run."""
+        (self._again if job in self._again else self._waiting).remove(job)
+
+    def flush_doorbells(self) -> None:
+        """Ring each worker that was pushed to since the last call: one eventfd write each."""
+        if self._dirty:
+            for lane in self._dirty:
+                lane.is_dirty = False
+                os.eventfd_write(lane.bell, 1)
+            self._dirty.clear()
+
+    def balance(self, now_ns: int, is_backstop: bool) -> None:
+        """Dispatch what waits and can start; when nothing waits, spread unclaimed jobs over free workers.
+
+        A job past its start time may be dispatched too: the worker skips it, the client learns it so.
+        """
+        for queue in (self._again, self._waiting):
+            while queue:
+                job = queue[0]
+                lane = self.pick(job.body_length)
+                if lane is None:
+                    return
+                queue.popleft()
+                self.push(lane, job, now_ns, not lane.is_free)
+        self._steal(now_ns, is_backstop)
+
+    def recall_from_dead(self) -> None:
+        """Put unclaimed jobs of dead workers back to the head of WAITING: someone else can run them."""
+        for lane in self.lanes:
+            if lane.live and not lane.is_alive:
+                for entry in reversed(lane.unclaimed()):
+                    if lane.try_recall(entry):
+                        entry.job.entry = None
+                        entry.job.state = JobState.WAITING
+                        self._waiting.appendleft(entry.job)
+
+    def _steal(self, now_ns: int, is_backstop: bool) -> None:
+        for lane in self._by_preference:
+            if lane.is_free:
+                entries = max((self._spare(donor, now_ns, is_backstop) for donor in self.lanes), key=len)
+                if not entries:
+                    return
+                for entry in entries[len(entries) // 2 :]:
+                    self._move(entry, lane, now_ns)
+
+    def _spare(self, donor: Lane, now_ns: int, is_backstop: bool) -> list[Entry]:
+        """Unclaimed entries that another may run: not those of an idle worker that is just waking up."""
+        entries = donor.unclaimed()
+        if not entries or donor.row.busy or not donor.is_alive:
+            return entries
+        return entries if is_backstop and now_ns - entries[0].pushed_ns > _STALE_NS else []
+
+    def _move(self, entry: Entry, lane: Lane, now_ns: int) -> None:
+        job = entry.job
+        fits = lane.live == 0 or lane.live_bytes + job.body_length <= STACK_BYTES
+        if fits and lane.end.has_room and entry.lane.try_recall(entry):
+            self.push(lane, job, now_ns, lane.live > 0)
+
+    def __repr__(self) -> str:
+        return f"Dispatcher(waiting={len(self._waiting)}, again={len(self._again)}, {self.lanes})"

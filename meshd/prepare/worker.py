@@ -1,0 +1,212 @@
+"""A prepare worker: takes jobs from every I/O process in turn and answers each.
+
+One round takes at most one job from each ring, so a flood from one I/O process delays the next job of another
+by one job. Rounds go on until one finds nothing; then the worker sleeps on its doorbell, 50 ms at most.
+
+Doorbells outwards are coalesced, because each costs a system call and a wake-up: an I/O process is rung when
+its ring has run empty, at the latest 100 µs after a result was ready or before a job over 16 KiB starts.
+Before it sleeps, the worker rings every I/O process that has something waiting, and before a long job those
+whose descriptors it leaves on its rings: another worker may be free for them (dispatch.py).
+
+The worker leaves, at the end of a job, when its leader asks (the ``retire`` word) or the supervisor is gone.
+When only the leader has died it goes on: the next leader asks it to leave once there is something to put in
+its place. ``busy`` on the board is 0 only if the worker has found every ring empty since its last job.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import time
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from meshd.control import BoardRow, ProcessBoard, State, Topology
+from meshd.memory import Segment
+from meshd.prepare.layout import OUTCOME_FAILED, OUTCOME_SKIPPED, Descriptor, open_layout
+from meshd.prepare.ring import Record, WorkerEnd
+
+RunJob = Callable[[Descriptor, memoryview, memoryview, Callable[[], bool]], tuple[int, int]]
+"""Runs one job: descriptor, body, view area, ``should_stop``; returns the outcome and the view's length."""
+
+_POLL_S: Final = 0.05
+_LONG_BODY: Final = 16 << 10
+_NEWS_AGE_NS: Final = 100_000
+
+
+class _Source:
+    """One I/O process as this worker sees it."""
+
+    __slots__ = ("bell", "end", "epoch_word", "has_news", "row", "slab", "waiting_word")
+
+    def __init__(
+        self,
+        end: WorkerEnd,
+        slab: memoryview,
+        bell: int,
+        row: BoardRow,
+        epoch_word: int,
+        waiting_word: int,
+    ) -> None:
+        self.end = end
+        self.slab = slab
+        self.bell = bell
+        self.row = row
+        self.epoch_word = epoch_word
+        self.waiting_word = waiting_word
+        self.has_news = False  # completions published, bell not rung
+
+
+class PrepareWorker:
+    """The loop of one prepare worker. ``slabs`` and ``io_bells``: by I/O seat; ``bell``: its own.
+
+    ``on_exception`` hears of exceptions in jobs, for the log; the job fails and the worker goes on.
+    """
+
+    def __init__(
+        self,
+        topology: Topology,
+        seat: int,
+        rings: Segment,
+        slabs: Sequence[Segment],
+        board: ProcessBoard,
+        bell: int,
+        io_bells: Sequence[int],
+        run_job: RunJob,
+        on_exception: Callable[[BaseException], None],
+        supervisor_pid: int,
+        clock: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
+        layout = open_layout(rings, topology.io_seats, topology.prepare_seats)
+        self._words = rings.words
+        self._retire_word = layout.retire_word(seat)
+        self._row = board.row(topology.board_prepare(seat))
+        self._bell = bell
+        self._run_job = run_job
+        self._on_exception = on_exception
+        self._clock = clock
+        self._pid = os.getpid()
+        self._supervisor = _pidfd_of(supervisor_pid)
+        self._news_since_ns = 0  # 0: no news at all
+        self._sources = tuple(
+            _Source(
+                WorkerEnd(rings, layout.pair(io_seat, seat)),
+                slabs[io_seat].bytes,
+                io_bells[io_seat],
+                board.row(topology.board_io(io_seat)),
+                layout.epoch_word(io_seat),
+                layout.waiting_word(io_seat),
+            )
+            for io_seat in range(topology.io_seats)
+        )
+
+    def run(self) -> None:
+        """Serve until asked to leave; the caller has been entered on the board by its leader."""
+        poller = select.poll()
+        poller.register(self._bell, select.POLLIN)
+        if self._supervisor is not None:
+            poller.register(self._supervisor, select.POLLIN)
+        row = self._row
+        row.beat()
+        row.state = State.READY
+        while not self._is_retired():
+            self._serve_all()
+            self._fall_idle()
+            if self._is_retired():
+                break
+            ready = poller.poll(_POLL_S * 1000)
+            if any(fd != self._bell for fd, _ in ready) or self._supervisor is None:
+                break
+            if ready:
+                os.eventfd_read(self._bell)  # before looking at the rings: the other order loses wake-ups
+            row.beat(self._clock())
+        row.state = State.DRAINING
+
+    def _is_retired(self) -> bool:
+        return self._words[self._retire_word] == self._pid
+
+    def _serve_all(self) -> None:
+        sources = self._sources
+        has_work = True
+        while has_work:
+            has_work = False
+            for source in sources:
+                record = source.end.take()
+                if record is not None:
+                    has_work = True
+                    self._serve(source, record)
+                    if self._is_retired():
+                        return
+
+    def _serve(self, source: _Source, record: Record) -> None:
+        end = source.end
+        sequence, body_offset, body_length, view_offset, view_capacity, start_by_ns, _, finish_by_ns = record
+        claimed_ns = self._clock()
+        if self._news_since_ns:
+            self._ring(claimed_ns, body_length)
+        view_length = 0
+        if end.is_void() or claimed_ns >= start_by_ns or source.row.epoch != self._words[source.epoch_word]:
+            outcome = OUTCOME_SKIPPED
+            finished_ns = claimed_ns
+        else:
+            row = self._row
+            row.job_deadline_ns = finish_by_ns
+            row.busy = 1
+            if body_length > _LONG_BODY:
+                self._tell_those_left_waiting()
+            slab = source.slab
+            try:
+                outcome, view_length = self._run_job(
+                    Descriptor._make(record),
+                    slab[body_offset : body_offset + body_length],
+                    slab[view_offset : view_offset + view_capacity],
+                    end.should_stop,
+                )
+            except (SystemExit, KeyboardInterrupt):
+                raise
+            except BaseException as error:  # a Rust panic in a tokenizer is no Exception
+                outcome = OUTCOME_FAILED
+                self._on_exception(error)
+            finished_ns = self._clock()
+        end.complete(sequence, outcome, view_length, claimed_ns, finished_ns)
+        source.has_news = True
+        if not self._news_since_ns:
+            self._news_since_ns = finished_ns
+
+    def _ring(self, now_ns: int, next_body_length: int) -> None:
+        """Tell of results before the next job: all if they are old or it is long, else of empty rings."""
+        is_due = next_body_length > _LONG_BODY or now_ns - self._news_since_ns > _NEWS_AGE_NS
+        has_news = False
+        for source in self._sources:
+            if source.has_news:
+                if is_due or source.end.is_empty:
+                    source.has_news = False
+                    os.eventfd_write(source.bell, 1)
+                else:
+                    has_news = True
+        if not has_news:
+            self._news_since_ns = 0
+
+    def _tell_those_left_waiting(self) -> None:
+        for source in self._sources:
+            if not source.end.is_empty:
+                os.eventfd_write(source.bell, 1)
+
+    def _fall_idle(self) -> None:
+        """Say so on the board first: whoever is rung then finds this worker free."""
+        self._row.busy = 0
+        self._row.job_deadline_ns = 0
+        words = self._words
+        for source in self._sources:
+            if source.has_news or words[source.waiting_word]:
+                source.has_news = False
+                os.eventfd_write(source.bell, 1)
+        self._news_since_ns = 0
+
+
+def _pidfd_of(pid: int) -> int | None:
+    """Open a descriptor that turns readable when the process ends; None if it has ended already."""
+    try:
+        return os.pidfd_open(pid)
+    except ProcessLookupError:
+        return None
