@@ -12,49 +12,13 @@ from meshd import __version__, cli
 from meshd.errors import StartupError
 
 # Every shared flag that meshd has so far, with the syntax of the documentation.
-_SHARED = [
-    "--host",
-    "127.0.0.1",
-    "--port",
-    "0",
-    "--prometheus-host",
-    "::",
-    "--prometheus-port",
-    "0",
-    "--worker-urls",
-    "http://a",
-    "http://b",
-    "--api-key",
-    "k",
-    "--enable-igw",
-    "--policy",
-    "random",
-    "--max-payload-size",
-    "1_000",
-    "--max-concurrent-requests",
-    "-1",
-    "--queue-size",
-    "0",
-    "--queue-timeout-secs",
-    "1.5",
-    "--request-id-headers",
-    "x-a",
-    "x-b",
-    "--request-timeout-secs",
-    "10",
-    "--health-check-endpoint",
-    "/h",
-    "--health-check-interval-secs",
-    "9",
-    "--health-check-timeout-secs",
-    "3",
-    "--health-failure-threshold",
-    "1",
-    "--health-success-threshold",
-    "1",
-    "--log-level",
-    "warning",
-]
+_SHARED = """
+--host 127.0.0.1 --port 0 --prometheus-host :: --prometheus-port 0 --worker-urls http://a http://b --api-key k
+--enable-igw --policy random --max-payload-size 1_000 --max-concurrent-requests -1 --queue-size 0
+--queue-timeout-secs 1.5 --request-id-headers x-a x-b --request-timeout-secs 10 --health-check-endpoint /h
+--health-check-interval-secs 9 --health-check-timeout-secs 3 --health-failure-threshold 1
+--health-success-threshold 1 --log-level warning
+"""
 
 
 @pytest.fixture(autouse=True)

@@ -135,9 +135,13 @@ class Log:
         return bool(self._access)
 
     def reopen(self) -> None:
-        """Open ``meshd.log`` anew, after it was moved away. Raises StartupError, and keeps the old one."""
-        if self._path:
+        """Open ``meshd.log`` anew, after it was moved away; if that fails, say so and keep the old file."""
+        if not self._path:
+            return
+        try:
             self._targets[1].replace(self._open_file())
+        except StartupError as exc:
+            self.error("log not reopened", message=str(exc))
 
     def close(self) -> None:
         """Write what the targets take and close them; the shared stderr itself stays open."""

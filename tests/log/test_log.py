@@ -138,6 +138,18 @@ def test_the_log_file_gets_the_same_lines_and_survives_rotation(stream: Stream, 
     assert "event=before" in old and "event=after" in new
 
 
+def test_a_log_file_that_cannot_be_opened_anew_is_kept_and_told(stream: Stream, tmp_path: Path) -> None:
+    log = make_log(stream, log_dir=str(tmp_path))
+    (tmp_path / "meshd.log").rename(tmp_path / "meshd.log.1")
+    (tmp_path / "meshd.log").mkdir()
+    log.reopen()
+    log.info("later")
+    log.close()
+    lines = (tmp_path / "meshd.log.1").read_text().splitlines()
+    assert 'event="log not reopened"' in lines[0] and "Is a directory" in lines[0]
+    assert "event=later" in lines[1]
+
+
 def test_a_log_directory_that_is_not_there_is_a_startup_error(stream: Stream, tmp_path: Path) -> None:
     with pytest.raises(StartupError, match=r"meshd\.log cannot be opened: No such file"):
         make_log(stream, log_dir=str(tmp_path / "none"))
