@@ -12,6 +12,7 @@ from meshd import __version__
 from meshd.config import Action, ConfigErrors, LoadResult, load_settings
 from meshd.config.names import unknown
 from meshd.config.printing import config_text, help_text
+from meshd.config.service_manager import find_service_manager
 from meshd.errors import StartupError
 from meshd.log import Log
 
@@ -62,10 +63,10 @@ def _launch(words: list[str]) -> int:
         sys.stderr.writelines(f"meshd: warning: {line}\n" for line in result.warnings)
         sys.stdout.write(config_text(result))
         return 0
-    return _run(result)
+    return _run(words, result)
 
 
-def _run(result: LoadResult) -> int:
+def _run(words: list[str], result: LoadResult) -> int:
     from meshd.supervisor import run
 
     settings = result.settings
@@ -73,4 +74,11 @@ def _run(result: LoadResult) -> int:
     for line in result.warnings:
         log.warning("configuration", message=line)
     log.close()
-    return run(settings, result.sources)
+    manager = find_service_manager(os.environ, os.getpid())
+    return run(
+        settings,
+        result.sources,
+        notify_socket=manager.notify_socket,
+        watchdog_usec=manager.watchdog_usec,
+        reload=lambda: load_settings(words, os.environ),
+    )

@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -32,12 +33,14 @@ class Called:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, module: str, function: str) -> None:
         self.args: list[tuple[Any, ...]] = []
+        self.options: dict[str, Any] = {}
         fake = ModuleType(module)
         setattr(fake, function, self._call)
         monkeypatch.setitem(sys.modules, module, fake)
 
-    def _call(self, *args: Any) -> int:
+    def _call(self, *args: Any, **options: Any) -> int:
         self.args.append(args)
+        self.options = options
         return 7
 
 
@@ -47,6 +50,20 @@ def test_the_words_for_launching_parse_alike(words: list[str], monkeypatch: pyte
     assert cli.main([*words, "--port", "0"]) == 7
     settings, sources = called.args[0]
     assert (settings.port, sources["port"]) == (0, "flag")
+
+
+def test_the_supervisor_can_read_the_same_places_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    called = Called(monkeypatch, "meshd.supervisor", "run")
+    file = tmp_path / "m.toml"
+    file.write_text("queue_size = 1\n")
+    monkeypatch.setenv("NOTIFY_SOCKET", "@x")
+    assert cli.main(["launch", "--config", str(file), "--port", "0"]) == 7
+    file.write_text("queue_size = 2\n")
+    again = called.options["reload"]().settings
+    assert (called.args[0][0].queue_size, again.queue_size, again.port) == (1, 2, 0)
+    assert called.options["notify_socket"] == "@x"
 
 
 def test_every_shared_flag_is_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,7 +115,7 @@ def test_faults_go_to_stderr_one_a_line_with_exit_code_2(capsys: pytest.CaptureF
 def test_a_failed_start_gives_its_words_and_exit_code(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(*_: object) -> int:
+    def fail(*_: object, **__: object) -> int:
         raise StartupError("the port is taken", exit_code=3)
 
     fake = ModuleType("meshd.supervisor")
