@@ -15,7 +15,7 @@ class ServiceManager:
 
 
 def find_service_manager(environ: Mapping[str, str], pid: int) -> ServiceManager:
-    """Read ``NOTIFY_SOCKET`` and ``WATCHDOG_USEC``; a watchdog of another process than ``pid`` is not ours."""
+    """Read ``NOTIFY_SOCKET`` and ``WATCHDOG_USEC``; a watchdog for a pid other than ``pid`` is not ours."""
     usec = environ.get("WATCHDOG_USEC", "")
     is_ours = environ.get("WATCHDOG_PID", str(pid)) == str(pid)
     is_number = usec.isascii() and usec.isdigit()
