@@ -278,7 +278,7 @@ class Children:
         child.process, child.link, child.pidfd, child.is_ready = None, None, -1, False
         self._board.row(child.spec.seat).close()
         if child.spec.role is Role.LEADER:
-            self._orphans.leader_died(pid, now_ns)
+            self._orphans.leader_died(pid)
 
 
 def describe_status(status: int) -> str:

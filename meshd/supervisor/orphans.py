@@ -1,6 +1,8 @@
-"""Prepare workers whose leader died: they finish their job and leave; who does not is killed.
+"""Prepare workers whose leader died.
 
-The supervisor is their subreaper, so they are its children from the moment the leader is dead.
+They go on serving until the next leader asks them to leave, which is its business. The supervisor is their
+subreaper, so they are its children from the moment the leader is dead: it reaps them, clears their seats,
+and kills those that hang, for while no leader can boot nobody else would.
 """
 
 from __future__ import annotations
@@ -11,12 +13,11 @@ import os
 import signal
 from typing import Final
 
-from meshd.control import BoardRow, ProcessBoard, Topology
+from meshd.control import HEARTBEAT_LIMIT_NS, BoardRow, ProcessBoard, Topology
 
-_SECOND: Final = 1_000_000_000
-_IDLE_NS: Final = 2 * _SECOND  # an idle worker sees its leader's end at once
-_STUCK_NS: Final = 5 * _SECOND  # what a job may run past its deadline (prepare pool, deadlines)
-_JOB_NS: Final = 10 * _SECOND  # for a job that shows no deadline
+# A leader kills its own after 5 s and 10 s; one second later it is clear that none did.
+_OVERTIME_NS: Final = 6_000_000_000
+_SILENCE_NS: Final = HEARTBEAT_LIMIT_NS + 1_000_000_000
 _PR_SET_CHILD_SUBREAPER: Final = 36
 
 
@@ -26,9 +27,9 @@ class Orphans:
     def __init__(self, board: ProcessBoard, topology: Topology) -> None:
         seats = range(topology.prepare_seats)
         self._rows = [board.row(topology.board_prepare(seat)) for seat in seats]
-        self._kill_at_ns: dict[int, int] = {}
+        self._pids: dict[int, BoardRow] = {}
 
-    def leader_died(self, leader_pid: int, now_ns: int) -> None:
+    def leader_died(self, leader_pid: int) -> None:
         """Take over the workers of a reaped leader.
 
         A worker that the leader had reaped without entering it is nobody's child: its seat is cleared here.
@@ -37,24 +38,26 @@ class Orphans:
             if not row.is_alive or row.leader_pid != leader_pid:
                 continue
             if _is_child(row.pid):
-                self._kill_at_ns[row.pid] = self._deadline_ns(row, now_ns)
+                self._pids[row.pid] = row
             else:
                 row.close()
 
     def bury(self, pid: int) -> None:
-        """Clear the seat of an orphan that was reaped."""
-        self._kill_at_ns.pop(pid, None)
-        for row in self._rows:
-            if row.pid == pid and row.is_alive:
-                row.close()
+        """Clear the seat of an orphan that was reaped, unless its leader's successor did."""
+        row = self._pids.pop(pid, None)
+        if row is not None and row.pid == pid:
+            row.close()
 
-    def kill_overdue(self, now_ns: int) -> None:
-        for pid, at_ns in self._kill_at_ns.items():
-            if now_ns >= at_ns:
+    def kill_hung(self, now_ns: int, awake_since_ns: int) -> None:
+        """Kill who overran its job or stopped beating; silence before ``awake_since_ns`` is forgiven."""
+        for pid, row in self._pids.items():
+            deadline_ns = row.job_deadline_ns
+            last_ns = max(deadline_ns or row.heartbeat_ns, awake_since_ns)
+            if now_ns - last_ns > (_OVERTIME_NS if deadline_ns else _SILENCE_NS):
                 self._kill(pid)
 
     def kill_all(self) -> None:
-        for pid in self._kill_at_ns:
+        for pid in self._pids:
             self._kill(pid)
 
     def _kill(self, pid: int) -> None:
@@ -62,16 +65,11 @@ class Orphans:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
 
-    def _deadline_ns(self, row: BoardRow, now_ns: int) -> int:
-        if not row.busy:
-            return now_ns + _IDLE_NS
-        return max(row.job_deadline_ns or now_ns + _JOB_NS, now_ns) + _STUCK_NS
-
     def __bool__(self) -> bool:
-        return bool(self._kill_at_ns)
+        return bool(self._pids)
 
     def __repr__(self) -> str:
-        return f"<orphans {sorted(self._kill_at_ns)}>"
+        return f"<orphans {sorted(self._pids)}>"
 
 
 def become_subreaper() -> None:

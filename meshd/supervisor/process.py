@@ -160,7 +160,7 @@ class Supervisor:
         self._children.reap()
         self._give_up_on_failed_boots()
         self._children.kill_hung(self._awake_since_ns)
-        self._orphans.kill_overdue(now_ns)
+        self._orphans.kill_hung(now_ns, self._awake_since_ns)
         self._advance_shutdown()
         self._children.start_due(self._is_wanted)
         self._announce_ready()

@@ -77,7 +77,8 @@ def _board_of(directory: Path, pid: int) -> ProcessBoard | None:
         try:
             if os.readlink(link).startswith(_LINK_PREFIX):
                 board = _copy(link)
-                return board if board.supervisor_pid == pid else None
+                if board.supervisor_pid == pid:
+                    return board
         except (OSError, StartupError):  # gone meanwhile, or of another version of meshd
             continue
     return None

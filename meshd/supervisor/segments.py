@@ -6,7 +6,7 @@ import contextlib
 import os
 from collections.abc import Iterable
 
-from meshd.admission import gate
+import meshd.admission.gate as gate
 from meshd.control import ProcessBoard, Role, Topology
 from meshd.memory import Segment
 from meshd.metrics import layout as metric_cells
@@ -30,7 +30,7 @@ class NodeMemory:
                 load.SEGMENT_KIND, load.segment_bytes(topology.io_seats, topology.max_upstreams)
             ),
             "registry": Segment.create(registry.SEGMENT_KIND, registry.SEGMENT_BYTES),
-            "gate": Segment.create("gate", gate.segment_size(rows)),
+            "gate": Segment.create(gate.SEGMENT_KIND, gate.segment_size(rows)),
         }
         self._slabs = {f"slab{seat}": Segment.create(SLAB_KIND, topology.slab_bytes) for seat in io_seats}
         self._io_bells = {f"bell_io{seat}": _eventfd() for seat in io_seats}

@@ -1,7 +1,7 @@
 """A child that does what a test wants: ``fake_child.py MODE RECORD --manifest-fd N``.
 
 Modes: serve (answers drain and quit), deaf (answers neither), mute (never beats), crash (ends before ready),
-leader (forks a prepare worker that leaves with it), stubborn-leader (its worker stays).
+leader (forks a prepare worker that leaves with it).
 RECORD: a file that gets one line an event.
 """
 
@@ -21,8 +21,8 @@ def main(mode: str, record: str, argv: list[str]) -> int:
     if mode == "crash":
         return 5
     link = ChildLink.open(manifest, board)
-    if mode.endswith("leader"):
-        fork_worker(manifest, board, is_stubborn=mode.startswith("stubborn"))
+    if mode == "leader":
+        fork_worker(manifest, board)
     link.ready()
     note(record, f"{manifest.role} ready")
     while not link.is_closed:
@@ -36,7 +36,7 @@ def main(mode: str, record: str, argv: list[str]) -> int:
     return 0
 
 
-def fork_worker(manifest: Manifest, board: ProcessBoard, *, is_stubborn: bool) -> None:
+def fork_worker(manifest: Manifest, board: ProcessBoard) -> None:
     seat = manifest.topology.groups[manifest.index][0]
     row = board.row(manifest.topology.board_prepare(seat))
     while row.is_alive:  # a worker of the former leader
@@ -46,7 +46,7 @@ def fork_worker(manifest: Manifest, board: ProcessBoard, *, is_stubborn: bool) -
     if (pid := os.fork()) == 0:
         os.read(reader, 1)  # until the leader has entered us
         row.state = State.READY
-        while is_stubborn or os.getppid() == leader:
+        while os.getppid() == leader:
             time.sleep(0.02)
         os._exit(0)
     row.open(Role.PREPARE, seat, pid, "", leader)

@@ -126,14 +126,6 @@ def test_workers_of_a_killed_leader_are_reaped_and_the_new_leader_takes_their_se
     assert node.worker.epoch == epoch + 1
 
 
-def test_a_worker_that_outstays_its_leader_is_killed(make_node):
-    node = make_node({Role.LEADER: "stubborn-leader"})
-    node.wait_ready()
-    worker = node.worker.pid
-    os.kill(node.leader.pid, signal.SIGKILL)
-    node.wait_until(lambda: not Path(f"/proc/{worker}").exists(), "stubborn worker killed and reaped")
-
-
 def test_sigusr2_and_sighup_do_not_end_anything(make_node):
     node = make_node()
     node.wait_ready()

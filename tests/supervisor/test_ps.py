@@ -1,0 +1,85 @@
+from __future__ import annotations
+
+import json
+import os
+
+import pytest
+
+from meshd.control import ProcessBoard, Role, State
+from meshd.supervisor import ps
+
+
+@pytest.fixture
+def board():
+    """A board whose supervisor is this very process, so that it is found like a running instance."""
+    board = ProcessBoard.create(4)
+    board.supervisor_pid = os.getpid()
+    board.row(3).open(Role.SUPERVISOR, 0, os.getpid(), "0")
+    board.row(3).state = State.READY
+    board.row(0).open(Role.IO, 0, os.getpid(), "0")
+    board.row(1).open(Role.IO, 1, os.getpid(), "0")
+    board.row(1).close()
+    yield board
+    board.segment.close()
+
+
+def ours(boards):
+    return next((found for found in boards if found.supervisor_pid == os.getpid()), None)
+
+
+def test_an_instance_is_found_by_the_board_of_its_supervisor(board):
+    found = ours(ps.find_boards())
+    assert [(p.role, p.state) for p in ps.processes_of(found)] == [
+        ("supervisor", "ready"),
+        ("io", "starting"),
+    ]
+
+
+def test_what_is_found_is_a_copy(board):
+    found = ours(ps.find_boards())
+    found.is_draining = 1
+    assert board.is_draining == 0
+
+
+def test_children_that_hold_the_board_are_not_taken_for_another_instance(board):
+    board.supervisor_pid = 1
+    assert ours(ps.find_boards()) is None
+
+
+def test_real_memory_and_cpus_are_shown(board):
+    process = ps.processes_of(board)[0]
+    assert process.rss_bytes >= process.pss_bytes > 1 << 20
+    assert process.cpus == ps.format_cpu_list(os.sched_getaffinity(0))
+
+
+def test_the_table_has_a_line_a_process_and_a_sum(board):
+    lines = ps.table(ps.processes_of(board)).splitlines()
+    assert lines[0].split() == ["role", "index", "pid", "cpus", "rss", "pss", "state", "restarts", "uptime"]
+    assert lines[1].startswith("supervisor  0")
+    assert lines[-1].startswith("2 processes, ")
+
+
+def test_json_has_the_same_processes(board, capsys, monkeypatch):
+    monkeypatch.setattr(ps, "find_boards", lambda: iter([board]))
+    assert ps.main(["--json"]) == 0
+    assert [process["pid"] for process in json.loads(capsys.readouterr().out)] == [os.getpid()] * 2
+
+
+def test_no_instance_is_said_plainly(monkeypatch, capsys):
+    monkeypatch.setattr(ps, "find_boards", lambda: iter(()))
+    assert ps.main([]) == 1
+    assert "no running meshd" in capsys.readouterr().err
+
+
+def test_processes_that_cannot_be_read_are_passed_over(tmp_path):
+    (tmp_path / "12").mkdir()  # no fd directory: ended meanwhile
+    (tmp_path / "13" / "fd").mkdir(parents=True)
+    (tmp_path / "13" / "fd" / "3").symlink_to("/memfd:meshd:board (deleted)")  # cannot be opened
+    assert list(ps.find_boards(tmp_path)) == []
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(59.9, "0m59s"), (3599, "59m59s"), (3600, "1h00m"), (90000, "1d01h")]
+)
+def test_durations(seconds, text):
+    assert ps._duration(seconds) == text
