@@ -1,0 +1,6 @@
+"""`bench` is a package of the checkout, not of the installation: let tests import it."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[2]))

@@ -1,0 +1,314 @@
+"""The pure parts of the benchmark, its CPU accounting, and its C programs against each other."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import resource
+import subprocess
+import sys
+import threading
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from urllib.request import Request, urlopen
+
+import pytest
+
+from bench import BenchError, tree
+from bench.__main__ import make_parser, parse_size
+from bench.alternate import turns
+from bench.backend import Backend, Seen
+from bench.baseline.app import check
+from bench.baseline.picks import RoundRobin
+from bench.front_ends import FRONT_ENDS, Site
+from bench.load import Load, hold_streams, parse_streams, parse_wrk
+from bench.machine import choose_cpus, require
+from bench.memory import Memory, parse_ps, table
+from bench.rounds import Reading, Round, Workload, account
+from bench.summary import markdown, summarise
+
+WRK_OUTPUT = """\
+Running 5s test @ http://127.0.0.1:40000
+  1 threads and 16 connections
+Requests/sec:   2000.00
+{"seconds":5.000000,"requests":10000,"bytes":3770000,"connect":0,"read":1,"write":0,"status":4,"timeout":0,\
+"p50_us":800,"p90_us":900,"p99_us":1500,"max_us":2000}
+"""
+STREAM_OUTPUT = (
+    '{"seconds":2.000000,"events":51200,"streams_finished":3,"bytes":8452741,"errors":0,"first_error":"",'
+    '"p50_us":205,"p99_us":2235,"max_us":9987,"cpu_s":0.2951}\n'
+)
+LOAD = Load(seconds=2.0, done=1000, received_bytes=377000, errors=(), p50_us=500, p99_us=900, max_us=1200)
+SEEN = Seen(
+    requests=(504, 504),
+    body_bytes=1008 * 1024,
+    bad_requests=0,
+    events_sent=0,
+    events_skipped=0,
+    events_late=0,
+)
+WORKLOAD = Workload(clients=16, seconds=2.0)
+BEFORE = Reading(wall_s=100.0, front_end_s=1.0, backend_s=5.0, core_s=50.0)
+AFTER = Reading(wall_s=102.0, front_end_s=2.9, backend_s=5.5, core_s=51.96)
+
+
+def test_wrk_output_is_read_and_answers_above_399_are_no_successes() -> None:
+    load = parse_wrk(WRK_OUTPUT)
+    assert (load.done, load.p50_us, load.p99_us) == (9996, 800, 1500)
+    assert load.errors == ("1 read errors", "4 status errors")
+
+
+def test_stream_output_is_read() -> None:
+    load = parse_streams(STREAM_OUTPUT)
+    assert (load.done, load.errors, load.p99_us) == (51200, (), 2235)
+
+
+def test_stream_errors_name_the_first_one() -> None:
+    load = parse_streams(
+        STREAM_OUTPUT.replace('"errors":0,"first_error":""', '"errors":2,"first_error":"no connection"')
+    )
+    assert load.errors == ("2 streams failed, the first: no connection",)
+
+
+def test_output_without_a_result_is_an_error() -> None:
+    with pytest.raises(BenchError, match="wrk printed no result"):
+        parse_wrk("unable to connect\n")
+
+
+def test_round_divides_cpu_of_the_tree_by_successes() -> None:
+    done = account("meshd", WORKLOAD, LOAD, 0.7, SEEN, BEFORE, AFTER)
+    assert done.cpu_us == pytest.approx(1900.0)
+    assert done.per_s == 500.0
+    assert done.core == pytest.approx(0.95)
+    assert done.load_core == pytest.approx(0.6)
+    assert done.strangers == pytest.approx(0.03)
+    assert (done.is_valid, done.notes, done.upstream_share) == (True, (), 0.5)
+
+
+def test_round_with_an_idle_core_is_marked_as_bound_by_the_load() -> None:
+    done = account("meshd", WORKLOAD, LOAD, 0.7, SEEN, BEFORE, replace(AFTER, front_end_s=2.0, core_s=51.0))
+    assert done.notes == ("load generator bound: 50% of the core used",)
+    assert done.is_valid
+
+
+def test_round_on_a_contended_core_says_so() -> None:
+    done = account("meshd", WORKLOAD, LOAD, 0.7, SEEN, BEFORE, replace(AFTER, front_end_s=2.0, core_s=52.0))
+    assert done.notes == ("others took 50% of the core",)
+
+
+def test_round_in_which_the_backend_saw_fewer_requests_than_answers_is_invalid() -> None:
+    seen = replace(SEEN, requests=(499, 500), body_bytes=999 * 1024)
+    done = account("meshd", WORKLOAD, LOAD, 0.7, seen, BEFORE, AFTER)
+    assert done.faults == ("1000 answers, but 999 requests reached the backend",)
+
+
+def test_round_with_a_shortened_body_is_invalid() -> None:
+    done = account("meshd", WORKLOAD, LOAD, 0.7, replace(SEEN, body_bytes=SEEN.body_bytes - 1), BEFORE, AFTER)
+    assert not done.is_valid
+    assert "1008 requests of 1024 B brought" in done.faults[0]
+
+
+def test_round_with_socket_errors_is_invalid() -> None:
+    done = account("meshd", WORKLOAD, replace(LOAD, errors=("3 read errors",)), 0.7, SEEN, BEFORE, AFTER)
+    assert done.faults == ("3 read errors",)
+
+
+def test_stream_round_that_delivers_too_few_events_is_saturated() -> None:
+    workload = Workload(clients=10, seconds=2.0, streams=10, events_per_s=100)
+    done = account("meshd", workload, LOAD, 0.7, SEEN, BEFORE, AFTER)
+    assert done.notes == ("saturated: 50% of the events delivered in time",)
+
+
+def a_round(front_end: str, cpu_us: float, faults: tuple[str, ...] = ()) -> Round:
+    done = account(front_end, WORKLOAD, LOAD, 0.7, SEEN, BEFORE, AFTER)
+    return replace(done, cpu_us=cpu_us, faults=faults)
+
+
+def test_rows_hold_medians_and_ratios_to_the_baseline() -> None:
+    rounds = [a_round("fastapi", cpu) for cpu in (290.0, 300.0, 340.0)]
+    rounds += [a_round("meshd", cpu) for cpu in (40.0, 30.0, 20.0)]
+    baseline, meshd = summarise(rounds, "fastapi")
+    assert (baseline.cpu_us, baseline.ratio) == (300.0, 1.0)
+    assert (meshd.cpu_us, meshd.cpu_us_low, meshd.cpu_us_high, meshd.ratio) == (30.0, 20.0, 40.0, 10.0)
+
+
+def test_invalid_rounds_count_for_nothing_but_are_shown() -> None:
+    rounds = [a_round("fastapi", 300.0), a_round("meshd", 1.0, ("3 read errors",)), a_round("meshd", 30.0)]
+    row = summarise(rounds, "fastapi")[1]
+    assert (row.cpu_us, row.rounds, row.invalid, row.notes) == (30.0, 2, 1, ("3 read errors",))
+
+
+def test_table_marks_a_front_end_without_one_valid_round() -> None:
+    text = markdown(summarise([a_round("meshd", 1.0, ("3 read errors",))], "fastapi"), "request")
+    assert "INVALID: 3 read errors" in text.splitlines()[2]
+    assert len({line.count("|") for line in text.splitlines()}) == 1
+
+
+def test_turns_go_forwards_and_backwards() -> None:
+    assert "".join(turns("ABC", 3)) == "ABCCBAABC"
+
+
+@pytest.mark.parametrize(("text", "size"), [("1k", 1024), ("128K", 131072), ("1m", 1 << 20), ("777", 777)])
+def test_sizes_have_units(text: str, size: int) -> None:
+    assert parse_size(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "k", "1g", "64", "9m", "-1k"])
+def test_a_size_that_makes_no_sense_is_refused(text: str) -> None:
+    with pytest.raises(argparse.ArgumentTypeError):
+        parse_size(text)
+
+
+def test_default_point_is_one_kib_and_sixteen_clients_round_robin() -> None:
+    args = make_parser().parse_args(["requests"])
+    assert (args.sizes, args.clients, args.policy, args.same_prompt) == ([1024], 16, "round_robin", False)
+
+
+def test_stat_line_with_parentheses_in_the_name_is_read() -> None:
+    line = "42 (a) b (c) S 7 42 40 0 -1 4194560 1 2 3 4 100 50 30 20 20 0 1 0 99 0 0"
+    process = tree.parse_stat(line)
+    assert (process.pid, process.parent, process.session, process.name) == (42, 7, 40, "a) b (c")
+    assert process.cpu_s == 200 / tree.TICKS_PER_S
+
+
+def test_tree_holds_descendants_and_orphans_of_the_session() -> None:
+    def process(pid: int, parent: int, session: int) -> tree.Process:
+        return tree.Process(pid, parent, session, "x", False, 1.0)
+
+    everyone = [process(1, 0, 1), process(10, 1, 10), process(11, 10, 10), process(12, 11, 12)]
+    everyone += [process(13, 1, 10), process(20, 1, 20)]
+    assert {found.pid for found in tree.members_of(10, everyone)} == {10, 11, 12, 13}
+    assert tree.members_of(99, everyone) == []
+
+
+SPIN = "import time\nwhile time.process_time() < {seconds}: pass\n"
+
+
+def test_cpu_of_a_child_is_counted_alive_and_after_it_was_reaped() -> None:
+    # a shell that waits for a child which burns CPU, then tells us and lives on until its input ends
+    script = f"{sys.executable} -c '{SPIN.format(seconds=0.3)}'; echo reaped; read line"
+    with subprocess.Popen(
+        ["sh", "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True, text=True
+    ) as shell:
+        assert shell.stdout is not None
+        shell.stdout.readline()
+        counted = tree.cpu_of(shell.pid)
+        assert [process.pid for process in tree.tree(shell.pid)] == [shell.pid]
+        shell.communicate("\n")
+    assert counted >= 0.3 - 2 / tree.TICKS_PER_S
+
+
+def test_listener_is_found_in_the_process_that_holds_it_and_in_no_other() -> None:
+    with Backend(min(os.sched_getaffinity(0))) as backend:
+        assert tree.listening_pids(backend.ports[0], [backend.pid, os.getpid()]) == {backend.pid}
+
+
+def test_process_that_may_leave_its_core_is_a_stray() -> None:
+    cpu = min(os.sched_getaffinity(0))
+    with Backend(cpu) as backend:
+        assert tree.strays(backend.pid, cpu) == []
+        assert len(tree.strays(backend.pid, cpu + 1)) == 1
+
+
+def test_backend_answers_a_megabyte_and_counts_it() -> None:
+    body = b'{"model":"m1","prompt":"' + b"x" * (1 << 20) + b'"}'
+    with Backend(min(os.sched_getaffinity(0))) as backend:
+        for url in (*backend.urls, backend.urls[1]):
+            with urlopen(Request(f"{url}/v1/completions", data=body, method="POST"), timeout=20) as answer:
+                assert f'"prompt_tokens":{len(body):12}'.encode() in answer.read()
+        seen = backend.seen()
+    assert (seen.requests, seen.body_bytes) == ((1, 2), 3 * len(body))
+
+
+def test_stream_load_reads_every_event_of_the_backend() -> None:
+    cpu = min(os.sched_getaffinity(0))
+    moments: list[str] = []
+    with Backend(cpu, events_per_s=200) as backend:
+        load, _ = hold_streams(
+            cpu,
+            backend.ports[0],
+            streams=3,
+            events_per_stream=5,
+            seconds=0.5,
+            on_start=lambda: moments.append("start"),
+            on_end=lambda: moments.append("end"),
+        )
+        seen = backend.seen()
+    assert (load.errors, moments) == ((), ["start", "end"])
+    assert 0 < load.done <= seen.events_sent
+    assert sum(seen.requests) > 3  # streams ended and were followed by others
+
+
+def test_stream_load_tells_what_a_wrong_answer_was() -> None:
+    class Refusing(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.send_error(503)
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Refusing) as server:
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        with pytest.raises(BenchError, match=r"only 0 of 2 streams began; 2 streams failed.*HTTP/1.0 503"):
+            hold_streams(
+                min(os.sched_getaffinity(0)),
+                server.server_port,
+                streams=2,
+                events_per_stream=5,
+                seconds=0.1,
+                on_start=lambda: None,
+                on_end=lambda: None,
+            )
+        server.shutdown()
+
+
+@pytest.mark.parametrize("name", list(FRONT_ENDS))
+def test_command_of_each_front_end_names_its_port_and_upstreams(name: str, tmp_path: Path) -> None:
+    urls = ("http://127.0.0.1:7001", "http://127.0.0.1:7002")
+    command = FRONT_ENDS[name].command(Site(tmp_path, 7000, 7003, urls, "round_robin", None))
+    text = " ".join(command) + "".join(path.read_text() for path in tmp_path.iterdir())
+    assert all(port in text for port in ("7000", "7001", "7002"))
+
+
+def test_baseline_refuses_what_is_no_prompt() -> None:
+    assert check(b'{"model":"m1","prompt":"a"}') == ("", "a")
+    assert check(b'{"prompt":[[1,2],[3]]}') == ("", [[1, 2], [3]])
+    for body in (b"{", b"[]", b'{"prompt":null}', b'{"prompt":["a",1]}', b'{"prompt":"a","stream":1}'):
+        assert check(body)[0], body
+
+
+def test_baseline_takes_upstreams_in_turn() -> None:
+    picker = RoundRobin(["a", "b"])
+    assert [picker.pick("x") for _ in range(4)] == ["a", "b", "a", "b"]
+
+
+def test_missing_program_is_named_with_its_package() -> None:
+    with pytest.raises(BenchError, match="apt-get install no-such-program"):
+        require(["sh", "no-such-program"])
+
+
+def test_cpus_must_be_two_different_ones() -> None:
+    only = min(os.sched_getaffinity(0))
+    with pytest.raises(BenchError, match="two different CPUs"):
+        choose_cpus(f"{only},{only}")
+
+
+def test_own_smaps_agree_with_the_kernel_about_resident_memory() -> None:
+    sums = tree.smaps_kib(os.getpid())
+    assert 0 < sums["Private_Dirty"] + sums["Private_Clean"] <= sums["Rss"]
+    assert sums["Rss"] <= resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1.1
+
+
+def test_limits_hold_for_the_io_process_and_for_prepare_workers_beyond_the_first() -> None:
+    io = Memory("io", 0, 1, pss_kib=41 * 1024, private_kib=10)
+    first = Memory("prepare", 0, 2, pss_kib=10, private_kib=99 * 1024)
+    second = Memory("prepare", 1, 3, pss_kib=10, private_kib=25 * 1024)
+    assert [one.is_over for one in (io, first, second)] == [True, False, False]
+    assert "OVER" in table([io, first, second]).splitlines()[2]
+
+
+def test_processes_of_other_instances_are_left_out() -> None:
+    text = '[{"role":"io","index":0,"pid":5}]\n[{"role":"io","index":0,"pid":6}]\n'
+    assert [row["pid"] for row in parse_ps(text, {6})] == [6]
