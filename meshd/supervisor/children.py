@@ -157,7 +157,7 @@ class Children:
                 manifest_fd = self._manifest(spec, fds).to_memfd()
                 program += ["--manifest-fd", str(manifest_fd)]
             passed = [*fds.values(), *([manifest_fd] if spec.has_manifest else [])]
-            child.process = _popen(program, passed)
+            child.process = _popen(program, passed, is_quiet=not spec.has_manifest)
         except OSError:
             row.state = State.GONE
             if ours is not None:
@@ -236,8 +236,11 @@ class Children:
 
     # ------------------------------------------------------------------------------------------- death
 
-    def reap(self) -> list[Child]:
-        """Reap all that died, enter it on the board, and return the children among them."""
+    def reap(self, *, is_ending: bool = False) -> list[Child]:
+        """Reap all that died, enter it on the board, and return the children among them.
+
+        ``is_ending``: the node goes down, so an end is no news.
+        """
         dead = []
         has_died = False
         while (pid := _next_dead_pid()) is not None:
@@ -247,13 +250,13 @@ class Children:
                 os.waitpid(pid, 0)
                 self._orphans.bury(pid)
             else:
-                self._bury(child)
+                self._bury(child, is_ending)
                 dead.append(child)
         if has_died:
             self._on_death()
         return dead
 
-    def _bury(self, child: Child) -> None:
+    def _bury(self, child: Child, is_ending: bool) -> None:
         assert child.process is not None
         pid, status = child.process.pid, child.process.wait()
         now_ns = self._clock()
@@ -267,14 +270,16 @@ class Children:
             child.failed_boots += 1
         delay_ns = child.backoff.after_death(lived_ns)
         child.next_start_ns = now_ns + delay_ns
-        self._log.warning(
-            "child ended",
-            child=_name(child),
-            pid=pid,
-            status=describe_status(status),
-            lived_s=lived_ns / 1e9,
-            next_start_s=delay_ns / 1e9,
-        )
+        ended = {
+            "child": _name(child),
+            "pid": pid,
+            "status": describe_status(status),
+            "lived_s": lived_ns / 1e9,
+        }
+        if is_ending:
+            self._log.debug("child ended", **ended)
+        else:
+            self._log.warning("child ended", **ended, next_start_s=delay_ns / 1e9)
         child.process, child.link, child.pidfd, child.is_ready = None, None, -1, False
         self._board.row(child.spec.seat).close()
         if child.spec.role is Role.LEADER:
@@ -290,11 +295,15 @@ def describe_status(status: int) -> str:
     return f"killed by signal {-status}"
 
 
-def _popen(program: list[str], passed: list[int]) -> subprocess.Popen[bytes]:
-    """Start a program with the supervisor's signals blocked, so that Ctrl-C cannot kill it while it boots."""
+def _popen(program: list[str], passed: list[int], *, is_quiet: bool) -> subprocess.Popen[bytes]:
+    """Start a program with the supervisor's signals blocked, so that Ctrl-C cannot kill it while it boots.
+
+    ``is_quiet``: what it says on stdout is for people who start it by hand.
+    """
+    stdout = subprocess.DEVNULL if is_quiet else None
     signal.pthread_sigmask(signal.SIG_BLOCK, SUPERVISOR_SIGNALS)
     try:
-        return subprocess.Popen(program, stdin=subprocess.DEVNULL, pass_fds=passed)
+        return subprocess.Popen(program, stdin=subprocess.DEVNULL, stdout=stdout, pass_fds=passed)
     finally:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, SUPERVISOR_SIGNALS)
 

@@ -157,7 +157,7 @@ class Supervisor:
             self._take_signal(number)
         for child in self._children.living:
             self._children.receive(child)
-        self._children.reap()
+        self._children.reap(is_ending=self._shutdown.phase not in (Phase.RUNNING, Phase.LINGERING))
         self._give_up_on_failed_boots()
         self._children.kill_hung(self._awake_since_ns)
         self._orphans.kill_hung(now_ns, self._awake_since_ns)
