@@ -65,6 +65,7 @@ class Child:
         self.pidfd = -1
         self.link: socket.socket | None = None
         self.is_ready = False
+        self.is_condemned = False  # killed for silence, not yet reaped
         self.failed_boots = 0
         self.started_ns = 0
         self.next_start_ns = 0
@@ -133,6 +134,7 @@ class Children:
 
     def _start(self, child: Child) -> None:
         child.started_ns = self._clock()
+        child.is_condemned = False
         try:
             self._spawn(child)
         except OSError as error:  # no process or memory to be had: the back-off also paces this
@@ -226,12 +228,13 @@ class Children:
         """Kill who did not beat for 10 s; silence before ``awake_since_ns`` is held against nobody."""
         now_ns = self._clock()
         for child in self.living:
-            if not child.spec.has_manifest:
+            if not child.spec.has_manifest or child.is_condemned:
                 continue
             last_ns = max(self._board.row(child.spec.seat).heartbeat_ns, awake_since_ns)
             limit_ns = HEARTBEAT_LIMIT_NS if child.is_ready else _BOOT_LIMIT_NS
             if now_ns - last_ns > limit_ns:
                 self._log.error("child hung, killed", child=_name(child), silent_s=(now_ns - last_ns) / 1e9)
+                child.is_condemned = True
                 child.kill()
 
     # ------------------------------------------------------------------------------------------- death

@@ -6,9 +6,8 @@ import socket
 import pytest
 
 from meshd.config import Settings
-from meshd.control import Role, Topology
+from meshd.control import Role
 from meshd.errors import StartupError
-from meshd.supervisor.greeting import demo_text, listening_urls
 from meshd.supervisor.node import DEMO_MODEL, build_node, default_body_memory
 
 LOOPBACK = {"host": "127.0.0.1", "port": 0, "prometheus_host": "127.0.0.1", "prometheus_port": 0}
@@ -99,11 +98,3 @@ def test_body_memory_is_a_quarter_of_the_smaller_of_ram_and_limit():
     assert default_body_memory(1 << 30, None) == 1 << 28
     assert default_body_memory(1 << 30, 1 << 20) == 1 << 18
     assert default_body_memory(1 << 20, 1 << 30) == 1 << 18
-
-
-def test_urls_name_an_address_that_a_client_can_reach():
-    topology = Topology.of(1, 1, listen_port=1, metrics_port=2)
-    assert listening_urls(Settings(), topology) == ("http://127.0.0.1:1", "http://127.0.0.1:2/metrics")
-    assert listening_urls(Settings(host="::"), topology)[0] == "http://[::1]:1"
-    text = demo_text(Settings(demo=1), topology)
-    assert "in front of 1 demo server." in text and f'"model":"{DEMO_MODEL}"' in text
