@@ -25,6 +25,7 @@ Say = Callable[[str], None]
 
 Item = TypeVar("Item")
 WARM_UP_S: Final = 1.0
+WORTH_SHOWING_US: Final = 0.1
 
 
 def turns(items: Sequence[Item], rounds: int) -> Iterator[Item]:
@@ -68,4 +69,7 @@ def measure(
 def _line(done: Round) -> str:
     remarks = "; ".join((*(f"INVALID: {fault}" for fault in done.faults), *done.notes))
     cpu = f"{done.cpu_us:8.1f} µs CPU" if done.cpu_us else " " * 15
+    parts = {name: used for name, used in done.cpu_us_by_process.items() if used >= WORTH_SHOWING_US}
+    if len(parts) > 1:
+        cpu += " (" + ", ".join(f"{name} {used:.1f}" for name, used in parts.items()) + ")"
     return f"{done.workload:26} {done.front_end:8} {done.per_s:10,.0f}/s {cpu}  {remarks}"

@@ -65,9 +65,9 @@ class Running:
     def __repr__(self) -> str:
         return f"Running({self.name} pid={self.pid} port={self.port})"
 
-    def cpu_s(self) -> float:
-        """CPU seconds of the whole tree so far."""
-        return tree.cpu_of(self.pid)
+    def cpu_s(self) -> dict[str, float]:
+        """CPU seconds of the whole tree so far, by process name."""
+        return tree.cpu_by_name(self.pid)
 
     def stop(self) -> None:
         """End the tree and remove its directory."""

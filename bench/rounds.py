@@ -9,7 +9,7 @@ same, since it counts only what the front end used. Where strangers took the res
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -59,6 +59,7 @@ class Round:
     done: int
     per_s: float
     cpu_us: float
+    cpu_us_by_process: Mapping[str, float]
     p50_us: float
     p99_us: float
     max_us: float
@@ -79,7 +80,7 @@ class Reading:
     """Clocks at one moment."""
 
     wall_s: float
-    front_end_s: float
+    front_end_s: Mapping[str, float]  # by process name
     backend_s: float
     core_s: float
 
@@ -122,7 +123,10 @@ def account(
 ) -> Round:
     """Turn raw readings into one round; pure."""
     wall_s = after.wall_s - before.wall_s
-    used_s = after.front_end_s - before.front_end_s
+    # a process that ended in between has moved its time to its parent: its own part is then negative
+    names = {**after.front_end_s, **before.front_end_s}
+    parts_s = {part: after.front_end_s.get(part, 0.0) - before.front_end_s.get(part, 0.0) for part in names}
+    used_s = sum(parts_s.values())
     strangers = max(0.0, (after.core_s - before.core_s - used_s) / wall_s)
     core = used_s / wall_s
     return Round(
@@ -131,6 +135,7 @@ def account(
         done=load.done,
         per_s=load.done / load.seconds,
         cpu_us=used_s / max(1, load.done) * 1e6,
+        cpu_us_by_process={part: spent / max(1, load.done) * 1e6 for part, spent in parts_s.items()},
         p50_us=load.p50_us,
         p99_us=load.p99_us,
         max_us=load.max_us,
@@ -187,7 +192,7 @@ def _reader(front_end: Running | None, backend: Backend, cpus: Cpus) -> Callable
     def read() -> Reading:
         return Reading(
             wall_s=time.monotonic(),
-            front_end_s=front_end.cpu_s() if front_end else 0.0,
+            front_end_s=front_end.cpu_s() if front_end else {},
             backend_s=cpu_of(backend.pid),
             core_s=busy_s(cpus.front),
         )

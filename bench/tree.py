@@ -83,7 +83,15 @@ def tree(root: int) -> list[Process]:
 
 def cpu_of(root: int) -> float:
     """CPU seconds that the tree of ``root`` has used so far."""
-    return sum(process.cpu_s for process in tree(root))
+    return sum(cpu_by_name(root).values())
+
+
+def cpu_by_name(root: int) -> dict[str, float]:
+    """The same, apart by the names of the processes."""
+    found: dict[str, float] = defaultdict(float)
+    for process in tree(root):
+        found[process.name] += process.cpu_s
+    return dict(found)
 
 
 def busy_s(cpu: int) -> float:

@@ -49,8 +49,10 @@ SEEN = Seen(
     events_late=0,
 )
 WORKLOAD = Workload(clients=16, seconds=2.0)
-BEFORE = Reading(wall_s=100.0, front_end_s=1.0, backend_s=5.0, core_s=50.0)
-AFTER = Reading(wall_s=102.0, front_end_s=2.9, backend_s=5.5, core_s=51.96)
+BEFORE = Reading(wall_s=100.0, front_end_s={"io": 0.6, "prepare": 0.4}, backend_s=5.0, core_s=50.0)
+AFTER = Reading(
+    wall_s=102.0, front_end_s={"io": 1.5, "prepare": 1.2, "late": 0.2}, backend_s=5.5, core_s=51.96
+)
 
 
 def test_wrk_output_is_read_and_answers_above_399_are_no_successes() -> None:
@@ -79,6 +81,7 @@ def test_output_without_a_result_is_an_error() -> None:
 def test_round_divides_cpu_of_the_tree_by_successes() -> None:
     done = account("meshd", WORKLOAD, LOAD, 0.7, SEEN, BEFORE, AFTER)
     assert done.cpu_us == pytest.approx(1900.0)
+    assert done.cpu_us_by_process == pytest.approx({"io": 900.0, "prepare": 800.0, "late": 200.0})
     assert done.per_s == 500.0
     assert done.core == pytest.approx(0.95)
     assert done.load_core == pytest.approx(0.6)
@@ -87,13 +90,17 @@ def test_round_divides_cpu_of_the_tree_by_successes() -> None:
 
 
 def test_round_with_an_idle_core_is_marked_as_bound_by_the_load() -> None:
-    done = account("meshd", WORKLOAD, LOAD, 0.7, SEEN, BEFORE, replace(AFTER, front_end_s=2.0, core_s=51.0))
+    done = account(
+        "meshd", WORKLOAD, LOAD, 0.7, SEEN, BEFORE, replace(AFTER, front_end_s={"io": 2.0}, core_s=51.0)
+    )
     assert done.notes == ("load generator bound: 50% of the core used",)
     assert done.is_valid
 
 
 def test_round_on_a_contended_core_says_so() -> None:
-    done = account("meshd", WORKLOAD, LOAD, 0.7, SEEN, BEFORE, replace(AFTER, front_end_s=2.0, core_s=52.0))
+    done = account(
+        "meshd", WORKLOAD, LOAD, 0.7, SEEN, BEFORE, replace(AFTER, front_end_s={"io": 2.0}, core_s=52.0)
+    )
     assert done.notes == ("others took 50% of the core",)
 
 
