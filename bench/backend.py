@@ -18,6 +18,7 @@ from bench.machine import pinned
 SOURCES: Final = Path(__file__).parent
 OUT: Final = SOURCES / "out"
 START_S: Final = 10.0
+ANSWER_BYTES: Final = 305  # of every completion's body, without the head
 SETTLE_S: Final = 0.1
 SETTLE_READS: Final = 50
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from bench.backend import Backend, Seen
+from bench.backend import ANSWER_BYTES, Backend, Seen
 from bench.launch import Running
 from bench.load import Load, hold_streams, send_requests
 from bench.machine import Cpus
@@ -161,6 +161,8 @@ def faults_of(workload: Workload, load: Load, seen: Seen) -> list[str]:
     # when the load ends, each client may have one request under way
     if not load.done <= arrived <= load.done + 2 * workload.clients:
         found.append(f"{load.done} answers, but {arrived} requests reached the backend")
+    if load.received_bytes < load.done * ANSWER_BYTES:
+        found.append(f"{load.done} answers brought only {load.received_bytes} B")
     if seen.body_bytes != arrived * workload.body_bytes:
         found.append(f"{arrived} requests of {workload.body_bytes} B brought {seen.body_bytes} B")
     return found

@@ -18,7 +18,7 @@ import pytest
 from bench import BenchError, tree
 from bench.__main__ import make_parser, parse_size
 from bench.alternate import turns
-from bench.backend import Backend, Seen
+from bench.backend import ANSWER_BYTES, Backend, Seen
 from bench.baseline.app import check
 from bench.baseline.picks import RoundRobin
 from bench.front_ends import FRONT_ENDS, Site
@@ -114,6 +114,11 @@ def test_round_with_a_shortened_body_is_invalid() -> None:
     done = account("meshd", WORKLOAD, LOAD, 0.7, replace(SEEN, body_bytes=SEEN.body_bytes - 1), BEFORE, AFTER)
     assert not done.is_valid
     assert "1008 requests of 1024 B brought" in done.faults[0]
+
+
+def test_round_with_shortened_answers_is_invalid() -> None:
+    done = account("meshd", WORKLOAD, replace(LOAD, received_bytes=304_999), 0.7, SEEN, BEFORE, AFTER)
+    assert done.faults == ("1000 answers brought only 304999 B",)
 
 
 def test_round_with_socket_errors_is_invalid() -> None:
@@ -223,7 +228,9 @@ def test_backend_answers_a_megabyte_and_counts_it() -> None:
     with Backend(min(os.sched_getaffinity(0))) as backend:
         for url in (*backend.urls, backend.urls[1]):
             with urlopen(Request(f"{url}/v1/completions", data=body, method="POST"), timeout=20) as answer:
-                assert f'"prompt_tokens":{len(body):12}'.encode() in answer.read()
+                text = answer.read()
+                assert f'"prompt_tokens":{len(body):12}'.encode() in text
+                assert len(text) == ANSWER_BYTES
         seen = backend.seen()
     assert (seen.requests, seen.body_bytes) == ((1, 2), 3 * len(body))
 
