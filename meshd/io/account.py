@@ -27,6 +27,7 @@ class Record:
         "head_at",
         "is_client_gone",
         "is_reused",
+        "is_routine",
         "is_stream",
         "job_run_s",
         "label",
@@ -59,6 +60,7 @@ class Record:
         self.reason = ""
         self.attempts = 0
         self.is_reused = False
+        self.is_routine = False  # a health route: of interest when debugging only
         self.bytes_in = self.bytes_out = 0
         self.is_client_gone = False
         self.duration: Histogram | None = None  # of mesh_http_request_duration_seconds
@@ -76,7 +78,7 @@ def count(metrics: IoMetrics, record: Record, relay: Relay | None, now: float, m
     if record.is_client_gone:
         record.outcome = "canceled"
         metrics.disconnects.inc()
-    elif record.outcome == "completed" and record.status >= 400:
+    elif record.status >= 400 and record.outcome in ("completed", "failed"):
         record.outcome = error_type(record.status, record.error_code)
     if not record.endpoint:
         return
@@ -155,7 +157,7 @@ def write_access_line(
         fields["input_tokens"] = relay.usage.input_tokens
         fields["output_tokens"] = relay.usage.output_tokens
     _add_times(fields, record, relay, now)
-    log.access(fields)
+    log.access(fields, is_routine=record.is_routine)
 
 
 def _add_times(fields: dict[str, Any], record: Record, relay: Relay | None, now: float) -> None:
@@ -166,7 +168,7 @@ def _add_times(fields: dict[str, Any], record: Record, relay: Relay | None, now:
         ("upstream_head_ms", record.placed_at, record.head_at),
     )
     for name, start, end in stages:
-        if end:
+        if start and end:
             fields[name] = round((end - start) * 1e3, 3)
     if record.job_run_s:
         fields["prepare_run_ms"] = round(record.job_run_s * 1e3, 3)

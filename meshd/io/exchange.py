@@ -134,12 +134,7 @@ class Exchange:
             if not self._record.is_client_gone:
                 self._answer_error(MeshError("admission_closed", "The server is shutting down."))
         except Exception as error:
-            self._io.log.error(
-                "internal_error",
-                request_id=self._record.request_id,
-                error=repr(error),
-                trace=traceback.format_exc(),
-            )
+            self._log_fault(error)
             self._answer_error(MeshError("internal_error", "Something went wrong here."))
         finally:
             self._finish()
@@ -151,6 +146,7 @@ class Exchange:
         local = io.routes.find(head.path)
         if local is not None:
             self._begin(local.label, "req-")
+            record.is_routine = local.health is not None
             if local.is_relayed:
                 await self._serve_by_controller()
             else:
@@ -163,15 +159,15 @@ class Exchange:
             raise
         self._endpoint = endpoint
         self._begin(endpoint.path, endpoint.id_prefix)
-        record.endpoint = endpoint.label
         if endpoint.picks_by == "local":
             self._answer(*io.routes.models())
             return
+        record.endpoint = endpoint.label
         await self._receive(endpoint)
         view = await self._prepare(endpoint)
         self._request_deadline = record.prepared_at + io.settings.request_timeout_secs
         placement = self._placement = io.director.place(endpoint, view)
-        record.placed_at = io.loop.time()
+        record.placed_at = io.clock()
         record.upstream, record.reason, record.attempts = placement.upstream.url, placement.reason, 1
         io.metrics.stage("placement", record.placed_at - record.prepared_at)
         response = await self._ask_upstream(placement, view)
@@ -190,15 +186,15 @@ class Exchange:
         self._ticket = io.director.try_admit() or await self._wait_for_ticket()
         io.metrics.tickets_granted.inc()
         room = self._room = await io.director.reserve(content_length_of(head))
-        self._record.ticket_at = io.loop.time()
+        self._record.ticket_at = io.clock()
         io.metrics.stage("admission", self._record.ticket_at - self._record.started_at)
         await self._read_body(room, io.max_body_bytes)
-        self._record.body_at = io.loop.time()
+        self._record.body_at = io.clock()
         io.metrics.stage("body", self._record.body_at - self._record.ticket_at)
 
     async def _wait_for_ticket(self) -> Ticket:
         io = self._io
-        started_at = io.loop.time()
+        started_at = io.clock()
         try:
             ticket = await io.director.wait_for_ticket()
         except MeshError as error:
@@ -207,7 +203,7 @@ class Exchange:
         except asyncio.CancelledError:
             io.metrics.admission_canceled.inc()
             raise
-        io.metrics.admission_wait.observe(io.loop.time() - started_at)
+        io.metrics.admission_wait.observe(io.clock() - started_at)
         return ticket
 
     async def _read_body(self, room: BodyRoom, most: int) -> None:
@@ -231,7 +227,7 @@ class Exchange:
         self._job = io.director.job(endpoint, room, record.bytes_in)
         view = await io.director.prepare(self._job)
         self._view = view
-        record.prepared_at = io.loop.time()
+        record.prepared_at = io.clock()
         record.job_run_s = sum(view.stage_ns) / 1e9
         record.model, record.is_stream = view.model, view.wants_stream
         record.routed = io.metrics.routed(
@@ -293,9 +289,9 @@ class Exchange:
         self._connection = connection
         waiting = connection.start(method, request, body)
         first_byte_s = self._io.settings.first_byte_timeout_secs
-        self._first_byte_deadline = self._io.loop.time() + first_byte_s if first_byte_s else 0.0
+        self._first_byte_deadline = self._io.clock() + first_byte_s if first_byte_s else 0.0
         response = await waiting
-        self._record.head_at = self._io.loop.time()
+        self._record.head_at = self._io.clock()
         return response
 
     async def _relay_response(self, label: str, response: ResponseHead, authority: str) -> None:
@@ -368,7 +364,7 @@ class Exchange:
             api_key=None,
             sends_x_api_key=False,
         )
-        self._request_deadline = io.loop.time() + 10.0
+        self._request_deadline = io.clock() + 10.0
         body = self._room.body[: self._record.bytes_in] if self._room is not None else None
         try:
             response = await self._exchange_heads(io.controller, request, body, needs_fresh=False)
@@ -482,8 +478,8 @@ class Exchange:
     # ------------------------------------------------------------------------------------------ finish
 
     def _finish(self) -> None:
-        """Give everything back and count, exactly once."""
-        io, downstream, record, head = self._io, self._downstream, self._record, self._head
+        """Give everything back, count, and let the client's connection go on; exactly once."""
+        io = self._io
         if self._connection is not None:
             io.pool.release(self._connection)
         if self._placement is not None:
@@ -491,25 +487,39 @@ class Exchange:
         self._release_room()
         if self._ticket is not None:
             self._ticket.release()
-        now = io.loop.time()
-        count(io.metrics, record, self._relay, now, io.director.model_label(record.model))
-        failure = self._relay.failure if self._relay is not None else None
-        if failure is not None and record.endpoint:
-            io.metrics.stream_failure(record.endpoint, _stream_failure(failure))
+        io.exchanges.discard(self)
+        try:
+            self._account()
+        except Exception as error:  # a fault in counting must not cost the client its connection
+            self._log_fault(error)
+        if not self._record.is_client_gone:
+            self._downstream.finish(self._closes)
+
+    def _account(self) -> None:
+        io, record, relay, head = self._io, self._record, self._relay, self._head
+        now = io.clock()
+        count(io.metrics, record, relay, now, io.director.model_label(record.model))
+        if relay is not None and relay.failure is not None and record.endpoint:
+            io.metrics.stream_failure(record.endpoint, _stream_failure(relay.failure))
         write_access_line(
             io.log,
             record,
-            self._relay,
+            relay,
             now,
-            client=downstream.peer,
+            client=self._downstream.peer,
             io_process=io.io_process,
             method=head.method,
             path=head.path,
             is_http11=head.is_http11,
         )
-        io.exchanges.discard(self)
-        if not record.is_client_gone:
-            downstream.finish(self._closes)
+
+    def _log_fault(self, error: Exception) -> None:
+        self._io.log.error(
+            "internal_error",
+            request_id=self._record.request_id,
+            error=repr(error),
+            trace="".join(traceback.format_exception(error)),
+        )
 
     def _release_room(self) -> None:
         """Give the body back; after a job that is when no prepare worker can touch it any more."""

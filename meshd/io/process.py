@@ -132,13 +132,15 @@ class IoProcess:
             controller=Address("controller", unix_path=topology.controller_socket),
             max_body_bytes=min(settings.max_payload_size, topology.body_memory_bytes),
             io_process=manifest.index,
+            # uvloop's own clock stands still within a turn and counts whole milliseconds
+            clock=time.monotonic,
         )
         self.server = Server(self.services, _connection_cap())
         self._listener = socket.socket(fileno=os.dup(fds["listen"]))
         self._asyncio_server: asyncio.Server | None = None
         self._ended: asyncio.Future[int] = loop.create_future()
         self._log_drops = 0
-        self._due = loop.time()
+        self._due = time.monotonic()
 
     async def run(self) -> int:
         """Serve until told to end; return the exit code."""
@@ -169,7 +171,7 @@ class IoProcess:
         self._loop.call_later(PREPARE_CHECK_SECS, self._check_prepare)
 
     def _tick(self) -> None:
-        now = self._loop.time()
+        now = time.monotonic()
         self.metrics.loop_lag.observe(max(0.0, now - self._due))
         self._due = now + TIMER_SECS
         self.row.beat()
@@ -215,14 +217,14 @@ class IoProcess:
         self._loop.create_task(self._finish(grace_s))
 
     async def _finish(self, grace_s: float) -> None:
-        deadline = self._loop.time() + grace_s
-        while self.server.is_busy and self._loop.time() < deadline:
+        deadline = time.monotonic() + grace_s
+        while self.server.is_busy and time.monotonic() < deadline:
             await asyncio.sleep(0.02)
             self.server.close_idle()
         for exchange in list(self.services.exchanges):
             exchange.cut()
-        cut_by = self._loop.time() + 1.0
-        while self.server.is_open and self._loop.time() < cut_by:
+        cut_by = time.monotonic() + 1.0
+        while self.server.is_open and time.monotonic() < cut_by:
             await asyncio.sleep(0.02)
             self.server.close_idle()
         self._end(0)

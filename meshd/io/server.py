@@ -36,7 +36,7 @@ class Server:
         self.write_timeout_s = settings.stream_idle_timeout_secs
         self.max_head_bytes = settings.max_header_bytes
         self.is_draining = False
-        self.now = services.loop.time
+        self.now = services.clock
 
     def __repr__(self) -> str:
         return f"Server(connections={len(self._connections)} exchanges={len(self._services.exchanges)})"

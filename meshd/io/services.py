@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from meshd.config import Settings
@@ -31,5 +32,6 @@ class Services:
     controller: Address
     max_body_bytes: int
     io_process: int
+    clock: Callable[[], float]
     exchanges: set[Exchange] = field(default_factory=set)
     is_draining: bool = False

@@ -129,7 +129,9 @@ class Node:
         connection = http.client.HTTPConnection(self.host, self.port, timeout=timeout)
         try:
             data = body if isinstance(body, bytes | None) else json.dumps(body).encode()
-            fields = {"content-type": "application/json", **(headers or {})} if data is not None else headers or {}
+            fields = (
+                {"content-type": "application/json", **(headers or {})} if data is not None else headers or {}
+            )
             connection.request(method, path, data, fields)
             answer = connection.getresponse()
             return answer.status, {k.lower(): v for k, v in answer.getheaders()}, answer.read()
@@ -192,7 +194,9 @@ class Backend:
 
 
 @contextlib.contextmanager
-def running(*flags: str, backends: Sequence[Backend] = (), env: dict[str, str] | None = None) -> Iterator[Node]:
+def running(
+    *flags: str, backends: Sequence[Backend] = (), env: dict[str, str] | None = None
+) -> Iterator[Node]:
     """Run a node in front of ``backends`` until the block ends."""
     urls = ["--worker-urls", *(backend.url for backend in backends)] if backends else []
     node = Node(*flags, *urls, env=env)
