@@ -6,8 +6,8 @@ job.py has the states, dispatch.py the choice of a worker, ring.py what is share
 workers may run it for that reason and write one view area. So a result is believed only if no withdrawn
 descriptor of its job is claimed when the result is seen. That look is late enough: the store that let the
 second worker start was made after the withdrawal, so whoever claims after it sees the withdrawal; who
-claimed before it stored ``head`` at least a job's run time ago. If one is claimed, the job is HELD until its
-last descriptor is answered, and runs again.
+claimed before it stored ``head`` at least a job's run time ago. If one is claimed, the job is HELD until all its
+descriptors are answered: SKIPPED, and the result was whole; anything else, and the job runs again.
 
 **Slots** are pinned by every descriptor that names them, until its completion is consumed. Every claimed
 descriptor gets one, from its worker, or from the leader once the worker is dead. Nothing else is needed to
@@ -233,17 +233,19 @@ class PrepareClient:
             elif outcome == OUTCOME_DIED:
                 lane.look_at_board()
                 self._died(job)
-            elif job.is_suspect or (job.open_descriptors and self._runs_elsewhere(job)):
-                job.state = JobState.HELD
             else:
                 job.claimed_ns = claimed_ns
                 job.finished_ns = finished_ns
-                self._ran(job, outcome, view_length)
+                if job.is_suspect or (job.open_descriptors and self._may_run_elsewhere(job)):
+                    job.state = JobState.HELD
+                    job.held_result = outcome, view_length
+                else:
+                    self._ran(job, outcome, view_length)
         elif outcome != OUTCOME_SKIPPED:
             job.is_suspect = True
         if not job.open_descriptors:
             if job.state is JobState.HELD:
-                self._run_again(job)
+                self._decide_held(job)
             if job.is_release_due:
                 job.is_release_due = False
                 job.slot.release()
@@ -269,8 +271,16 @@ class PrepareClient:
         job.state = JobState.FINISHED
         job.on_done(result)
 
-    def _runs_elsewhere(self, job: Job) -> bool:
-        """Whether a withdrawn descriptor of the job is claimed and not answered."""
+    def _decide_held(self, job: Job) -> None:
+        """No descriptor is out any more: the result is whole unless a withdrawn one ran."""
+        held, job.held_result = job.held_result, None
+        if held is None or job.is_suspect:
+            self._run_again(job)
+        else:
+            self._ran(job, *held)
+
+    def _may_run_elsewhere(self, job: Job) -> bool:
+        """Whether a withdrawn descriptor of the job is claimed and not answered: run, or just skipped."""
         return any(entry.job is job and entry.is_claimed for lane in self._lanes for entry in lane.entries)
 
     def _skipped(self, job: Job) -> None:
@@ -290,7 +300,7 @@ class PrepareClient:
             self._run_again(job)
 
     def _run_again(self, job: Job) -> None:
-        if job.open_descriptors and self._runs_elsewhere(job):
+        if job.open_descriptors and self._may_run_elsewhere(job):
             job.state = JobState.HELD
         else:
             job.is_suspect = False

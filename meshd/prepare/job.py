@@ -3,10 +3,10 @@
 States and what moves them (RUNNING of the specification is OUT with a claimed descriptor)::
 
     NEW ──submit──> WAITING ──dispatch──> OUT ──result──> FINISHED
-                      ^  ^                │ │
-                      │  └─ moved, ───────┘ └─ result under suspicion ──> HELD
-                      │     or first death                                 │
-                      └────────────────────────────────────────────────────┘
+                      ^  ^                │ │                     ^
+                      │  └─ moved, ───────┘ └─ may be torn ──> HELD ──┘ whole
+                      │     or first death                      │
+                      └───────────────── torn, runs again ──────┘
     WAITING, OUT, HELD ──deadline, second death, pool closed──> FINISHED
     WAITING, OUT, HELD ──client left──> CANCELLED
 
@@ -36,7 +36,7 @@ class JobState(Enum):
     NEW = "new"
     WAITING = "waiting"
     OUT = "out"  # its descriptor is on a ring, claimed or not
-    HELD = "held"  # its result may be torn: waits for its last descriptor, then runs again
+    HELD = "held"  # its result may be torn: waits until its other descriptors are answered
     FINISHED = "finished"
     CANCELLED = "cancelled"
 
@@ -56,6 +56,7 @@ class Job:
         "entry",
         "finish_by_ns",
         "finished_ns",
+        "held_result",
         "is_release_due",
         "is_suspect",
         "needs",
@@ -86,6 +87,7 @@ class Job:
         self.deaths = 0  # of workers that were running it
         self.entry: Entry | None = None  # the descriptor whose result counts; others were withdrawn
         self.open_descriptors = 0  # all that name it and are not answered
+        self.held_result: tuple[int, int] | None = None  # outcome and view length, while HELD
         self.is_suspect = False  # a withdrawn descriptor may have written into the view
         self.is_release_due = False
 

@@ -143,7 +143,7 @@ class PrepareWorker:
         sequence, body_offset, body_length, view_offset, view_capacity, start_by_ns, _, finish_by_ns = record
         claimed_ns = self._clock()
         if self._news_since_ns:
-            self._ring(claimed_ns, body_length)
+            self._ring(source, claimed_ns, body_length)
         view_length = 0
         if end.is_void() or claimed_ns >= start_by_ns or source.row.epoch != self._words[source.epoch_word]:
             outcome = OUTCOME_SKIPPED
@@ -173,13 +173,13 @@ class PrepareWorker:
         if not self._news_since_ns:
             self._news_since_ns = finished_ns
 
-    def _ring(self, now_ns: int, next_body_length: int) -> None:
+    def _ring(self, current: _Source, now_ns: int, next_body_length: int) -> None:
         """Tell of results before the next job: all if they are old or it is long, else of empty rings."""
         is_due = next_body_length > _LONG_BODY or now_ns - self._news_since_ns > _NEWS_AGE_NS
         has_news = False
         for source in self._sources:
             if source.has_news:
-                if is_due or source.end.is_empty:
+                if is_due or (source is not current and source.end.is_empty):
                     source.has_news = False
                     os.eventfd_write(source.bell, 1)
                 else:
