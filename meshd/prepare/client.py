@@ -6,8 +6,8 @@ job.py has the states, dispatch.py the choice of a worker, ring.py what is share
 workers may run it for that reason and write one view area. So a result is believed only if no withdrawn
 descriptor of its job is claimed when the result is seen. That look is late enough: the store that let the
 second worker start was made after the withdrawal, so whoever claims after it sees the withdrawal; who
-claimed before it stored ``head`` at least a job's run time ago. If one is claimed, the job is HELD until all its
-descriptors are answered: SKIPPED, and the result was whole; anything else, and the job runs again.
+claimed before it stored ``head`` at least a job's run time ago. If one is claimed, the job is HELD until all
+its descriptors are answered: SKIPPED, and the result was whole; anything else, and the job runs again.
 
 **Slots** are pinned by every descriptor that names them, until its completion is consumed. Every claimed
 descriptor gets one, from its worker, or from the leader once the worker is dead. Nothing else is needed to

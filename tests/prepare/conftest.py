@@ -112,6 +112,7 @@ class FrontDoor:
             pool.settings,
             clock,
         )
+        self.endpoint_number, self.needs = ENDPOINT, NEEDS_TOKENS
         self.results: dict[Job, Result] = {}
         self.order: list[Job] = []
 
@@ -128,7 +129,7 @@ class FrontDoor:
             if is_released:
                 job.release_slot()
 
-        job = Job(ENDPOINT, NEEDS_TOKENS, slot, len(body), on_done)
+        job = Job(self.endpoint_number, self.needs, slot, len(body), on_done)
         try:
             self.client.submit(job)
         except BaseException:
