@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
@@ -52,12 +53,14 @@ class UpstreamPool:
         connect_timeout_s: float,
         tls: ssl.SSLContext | None = None,
         on_count: Callable[[int], None] = lambda _delta: None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._loop = loop
         self._idle_timeout_s = idle_timeout_s
         self._connect_timeout_s = connect_timeout_s
         self._tls = tls
         self._on_count = on_count
+        self._clock = clock
         self._idle: dict[str, list[UpstreamConnection]] = {}
         self._open: set[UpstreamConnection] = set()
 
@@ -68,7 +71,7 @@ class UpstreamPool:
     def try_idle(self, address: Address) -> UpstreamConnection | None:
         """Return a usable idle connection, or None."""
         stack = self._idle.get(address.key)
-        fresh_after = self._loop.time() - self._idle_timeout_s
+        fresh_after = self._clock() - self._idle_timeout_s
         while stack:
             connection = stack.pop()
             if not connection.is_closed and connection.idle_since > fresh_after:
@@ -80,12 +83,12 @@ class UpstreamPool:
         """Open a fresh connection; raise UpstreamFailure with the code of the cause."""
 
         def factory() -> UpstreamConnection:
-            return UpstreamConnection(address.key, self._loop, self._forget)
+            return UpstreamConnection(address.key, self._loop, self._forget, self._clock)
 
         try:
             async with asyncio.timeout(self._connect_timeout_s):
                 if address.unix_path:
-                    _, connection = await self._loop.create_unix_connection(factory, address.unix_path)
+                    connection = await self._connect_unix(address.unix_path, factory)
                 else:
                     _, connection = await self._loop.create_connection(
                         factory,
@@ -98,8 +101,21 @@ class UpstreamPool:
             raise UpstreamFailure("upstream_connect_timeout", "connect timer", False, False) from error
         except (OSError, ssl.SSLError, socket.gaierror) as error:
             raise UpstreamFailure("upstream_connection_failed", str(error), False, False) from error
+        if connection.is_closed:  # its end was seen before anyone held it
+            raise UpstreamFailure("upstream_connection_failed", "closed at once", False, False)
         self._open.add(connection)
         self._on_count(1)
+        return connection
+
+    async def _connect_unix(self, path: str, factory: Callable[[], UpstreamConnection]) -> UpstreamConnection:
+        # uvloop itself cannot name an abstract socket
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+        try:
+            await self._loop.sock_connect(sock, path)
+            _, connection = await self._loop.create_unix_connection(factory, sock=sock)
+        except BaseException:
+            sock.close()
+            raise
         return connection
 
     def release(self, connection: UpstreamConnection) -> None:
@@ -111,7 +127,7 @@ class UpstreamPool:
         connection.resume_reading()  # an idle connection is watched for its end
         connection.is_busy = False
         connection.served += 1
-        connection.idle_since = self._loop.time()
+        connection.idle_since = self._clock()
         stack.append(connection)
 
     def busy(self) -> list[UpstreamConnection]:
@@ -119,7 +135,7 @@ class UpstreamPool:
 
     def sweep(self) -> None:
         """Close idle connections that are too old to be used again; call about once a second."""
-        fresh_after = self._loop.time() - self._idle_timeout_s
+        fresh_after = self._clock() - self._idle_timeout_s
         for key in list(self._idle):
             stack = self._idle[key]
             for connection in [c for c in stack if c.idle_since <= fresh_after]:

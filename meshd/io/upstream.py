@@ -15,9 +15,9 @@ from __future__ import annotations
 
 import asyncio
 import socket
-import struct
+import time
 from collections.abc import Callable
-from typing import Final, Protocol
+from typing import Final, Protocol, cast
 
 from meshd.io.http1 import (
     MAX_RESPONSE_HEAD_BYTES,
@@ -31,7 +31,7 @@ from meshd.io.http1 import (
 
 MAX_INTERIM_RESPONSES: Final = 16
 MAX_UNATTACHED_BYTES: Final = 65536
-_LINGER_RESET: Final = struct.pack("ii", 1, 0)
+UNSENT_HIGH: Final = 65536  # of request bytes: above, the transport tells when the last one has gone
 
 
 class UpstreamFailure(Exception):
@@ -65,10 +65,13 @@ class UpstreamConnection(asyncio.Protocol):
     __slots__ = (
         "_buffer",
         "_chunked",
+        "_clock",
         "_failure",
         "_head",
         "_head_end_scan",
         "_interim",
+        "_is_early",
+        "_is_write_paused",
         "_left",
         "_loop",
         "_method",
@@ -76,7 +79,6 @@ class UpstreamConnection(asyncio.Protocol):
         "_pending",
         "_response",
         "_sink",
-        "deadline",
         "idle_since",
         "is_busy",
         "is_closed",
@@ -93,9 +95,11 @@ class UpstreamConnection(asyncio.Protocol):
         key: str,
         loop: asyncio.AbstractEventLoop,
         on_closed: Callable[[UpstreamConnection], None],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.key = key
         self._loop = loop
+        self._clock = clock
         self._on_closed = on_closed
         self.transport: asyncio.Transport | None = None
         self.is_busy = False
@@ -103,8 +107,8 @@ class UpstreamConnection(asyncio.Protocol):
         self.is_paused = False
         self.served = 0
         self.idle_since = 0.0
-        self.deadline = 0.0  # of the first byte, set by the exchange; 0 for none
         self.last_byte_at = 0.0
+        self._is_write_paused = False
         self._response: asyncio.Future[ResponseHead] | None = None
         self._reset("")
 
@@ -123,6 +127,7 @@ class UpstreamConnection(asyncio.Protocol):
         self._pending: list[bytes] = []
         self._sink: BodySink | None = None
         self._failure: UpstreamFailure | None = None
+        self._is_early = False  # answered before the whole request had gone out
         self.is_complete = False
 
     # ------------------------------------------------------------------------------- what others call
@@ -135,7 +140,7 @@ class UpstreamConnection(asyncio.Protocol):
         assert self.transport is not None and not self.is_busy
         self._reset(method)
         self.is_busy = True
-        self.last_byte_at = self._loop.time()
+        self.last_byte_at = self._clock()
         self._response = self._loop.create_future()
         self.transport.write(head)
         if body is not None and len(body):
@@ -147,7 +152,11 @@ class UpstreamConnection(asyncio.Protocol):
         return self.transport is None or self.transport.get_write_buffer_size() == 0
 
     def attach(self, sink: BodySink) -> None:
-        """Give the body to ``sink`` from now on, at once with what came already."""
+        """Give the body to ``sink`` from now on, at once with what came already.
+
+        Reading may have been paused while nobody took the body. The sink alone knows whether its client
+        takes more, so it is the one to resume reading.
+        """
         pending, self._pending = self._pending, []
         self._sink = sink
         for data in pending:
@@ -156,8 +165,6 @@ class UpstreamConnection(asyncio.Protocol):
             sink.body_failed(self._failure)
         elif self.is_complete:
             sink.body_end()
-        elif self.is_paused:
-            self.resume_reading()
 
     def pause_reading(self) -> None:
         if self.transport is not None and not self.is_closed and not self.is_paused:
@@ -167,7 +174,7 @@ class UpstreamConnection(asyncio.Protocol):
     def resume_reading(self) -> None:
         if self.transport is not None and not self.is_closed and self.is_paused:
             self.is_paused = False
-            self.last_byte_at = self._loop.time()  # our own pause is not the upstream's silence
+            self.last_byte_at = self._clock()  # our own pause is not the upstream's silence
             self.transport.resume_reading()
 
     @property
@@ -180,7 +187,7 @@ class UpstreamConnection(asyncio.Protocol):
             and head is not None
             and head.keeps_alive
             and not head.is_close_delimited
-            and self.is_sent
+            and not self._is_early
         )
 
     def close(self) -> None:
@@ -199,16 +206,23 @@ class UpstreamConnection(asyncio.Protocol):
     # ------------------------------------------------------------------------------ asyncio callbacks
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
+        transport = cast(asyncio.Transport, transport)  # uvloop's own class is not registered as one
         self.transport = transport
         sock = transport.get_extra_info("socket")
         if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 30)
+        transport.set_write_buffer_limits(high=UNSENT_HIGH, low=0)
+
+    def pause_writing(self) -> None:
+        self._is_write_paused = True
+
+    def resume_writing(self) -> None:
+        self._is_write_paused = False
 
     def data_received(self, data: bytes) -> None:
-        self.last_byte_at = self._loop.time()
+        self.last_byte_at = self._clock()
         if not self.is_busy or self.is_complete:
             # Bytes past the end of a response: the response stands, the connection does not.
             self.close()
@@ -220,6 +234,9 @@ class UpstreamConnection(asyncio.Protocol):
 
     def eof_received(self) -> bool:
         self._ended("the upstream closed the connection")
+        # Left to itself the transport would first flush a request that nobody reads, out of a slot that
+        # is soon another request's.
+        self.close()
         return False
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -231,7 +248,7 @@ class UpstreamConnection(asyncio.Protocol):
     # ----------------------------------------------------------------------------------------- inside
 
     def _read_head(self, data: bytes) -> None:
-        buffer = self._buffer + data if self._buffer else data
+        buffer = self._buffer = self._buffer + data if self._buffer else data
         while True:
             end = find_head_end(buffer, self._head_end_scan)
             if end < 0:
@@ -255,6 +272,7 @@ class UpstreamConnection(asyncio.Protocol):
                 return
         self._buffer = b""
         self._head = head
+        self._is_early = not self.is_sent
         if head.is_chunked:
             self._chunked = ChunkedDecoder()
         elif not head.has_body:
@@ -330,7 +348,9 @@ class UpstreamConnection(asyncio.Protocol):
         if self._failure is not None or self.is_complete:
             return
         has_bytes = self._head is not None or bool(self._buffer) or self._interim > 0
-        self._failure = UpstreamFailure(code, cause, has_bytes, self.is_sent)
+        # A transport that was reset says that nothing is unsent: what it said before counts.
+        was_sent = self.is_sent and not self._is_write_paused
+        self._failure = UpstreamFailure(code, cause, has_bytes, was_sent)
         response = self._response
         if response is not None and not response.done():
             response.set_exception(self._failure)

@@ -1,0 +1,389 @@
+"""The pool of upstream connections, against real sockets on the loopback."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+import pytest
+import uvloop
+
+from meshd.io.pool import MAX_IDLE_PER_ORIGIN, Address, UpstreamPool, address_of, authority_of
+from meshd.io.upstream import UpstreamConnection, UpstreamFailure
+from meshd.routing.upstream import Upstream
+from tests.fakes.transport import FakeClock
+
+OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
+REQUEST = b"GET /x HTTP/1.1\r\nhost: u\r\n\r\n"
+
+
+class Nothing:
+    def body_data(self, data: bytes) -> None: ...
+
+    def body_end(self) -> None: ...
+
+    def body_failed(self, failure: UpstreamFailure) -> None: ...
+
+
+class Scene:
+    """A pool, and a server that answers each request head with ``answer``."""
+
+    def __init__(self, answer: bytes, connect_timeout_s: float = 5.0) -> None:
+        self.answer = answer
+        self.clock = FakeClock()
+        self.counts: list[int] = []
+        self.accepted: list[asyncio.StreamWriter] = []
+        self.pool = UpstreamPool(
+            asyncio.get_running_loop(),
+            idle_timeout_s=4.0,
+            connect_timeout_s=connect_timeout_s,
+            on_count=self.counts.append,
+            clock=self.clock,
+        )
+        self.address = Address("none")
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.accepted.append(writer)
+        with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
+            while True:
+                await reader.readuntil(b"\r\n\r\n")
+                writer.write(self.answer)
+
+    async def take(self) -> UpstreamConnection:
+        return self.pool.try_idle(self.address) or await self.pool.connect(self.address)
+
+    async def exchange(self, connection: UpstreamConnection) -> None:
+        await connection.start("GET", REQUEST, None)
+        connection.attach(Nothing())
+
+    async def used(self) -> UpstreamConnection:
+        connection = await self.take()
+        await self.exchange(connection)
+        return connection
+
+    @property
+    def open(self) -> int:
+        return sum(self.counts)
+
+
+@contextlib.asynccontextmanager
+async def scene(answer: bytes = OK, **options: float) -> AsyncIterator[Scene]:
+    it = Scene(answer, **options)
+    server = await asyncio.start_server(it.serve, "127.0.0.1", 0)
+    host, port = server.sockets[0].getsockname()
+    it.address = Address(f"http://{host}:{port}", host, port)
+    try:
+        yield it
+    finally:
+        it.pool.close_all()
+        for writer in it.accepted:
+            writer.transport.abort()
+        server.close()
+
+
+def play(run: Callable[[], Awaitable[None]]) -> None:
+    """Run on the loop that meshd runs on: transports differ in what they say at the end."""
+
+    async def main() -> None:
+        await run()
+
+    uvloop.run(main())
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(10):
+        while not condition():
+            await asyncio.sleep(0)
+
+
+def test_most_recently_used_idle_connection_is_taken_first():
+    async def run() -> None:
+        async with scene() as it:
+            first, second = await it.used(), await it.used()
+            assert first is not second
+            it.pool.release(first)
+            it.pool.release(second)
+            assert repr(it.pool) == "UpstreamPool(open=2 idle=2 busy=0)"
+            assert await it.take() is second
+            assert await it.take() is first
+            assert it.pool.try_idle(it.address) is None
+            assert len(it.accepted) == 2
+
+    play(run)
+
+
+def test_connection_is_reused_for_a_second_exchange():
+    async def run() -> None:
+        async with scene() as it:
+            connection = await it.used()
+            it.pool.release(connection)
+            assert await it.used() is connection
+            assert connection.is_reusable and len(it.accepted) == 1
+
+    play(run)
+
+
+def test_idle_connection_is_not_used_after_its_time():
+    async def run() -> None:
+        async with scene() as it:
+            it.pool.release(await it.used())
+            it.clock.advance(3.9)
+            connection = it.pool.try_idle(it.address)
+            assert connection is not None
+            await it.exchange(connection)
+            it.pool.release(connection)
+            it.clock.advance(4.0)
+            assert it.pool.try_idle(it.address) is None
+            assert connection.is_closed and it.open == 0
+
+    play(run)
+
+
+def test_sweep_closes_what_is_too_old_and_keeps_the_rest():
+    async def run() -> None:
+        async with scene() as it:
+            old, young = await it.used(), await it.used()
+            it.pool.release(old)
+            it.clock.advance(3)
+            it.pool.release(young)
+            it.clock.advance(1)
+            it.pool.sweep()
+            assert old.is_closed and not young.is_closed and it.open == 1
+            it.clock.advance(3)
+            it.pool.sweep()
+            assert young.is_closed and it.open == 0
+
+    play(run)
+
+
+def test_idle_connection_whose_end_was_seen_is_never_handed_out():
+    async def run() -> None:
+        async with scene() as it:
+            first, second = await it.used(), await it.used()
+            it.pool.release(first)
+            it.pool.release(second)
+            it.accepted[1].close()
+            await until(lambda: second.is_closed)
+            assert it.pool.try_idle(it.address) is first
+            assert it.open == 1
+
+    play(run)
+
+
+def test_idle_connection_that_got_data_is_never_handed_out():
+    async def run() -> None:
+        async with scene() as it:
+            connection = await it.used()
+            it.pool.release(connection)
+            it.accepted[0].write(b"HTTP/1.1 408 Request Timeout\r\n\r\n")
+            await until(lambda: connection.is_closed)
+            assert it.pool.try_idle(it.address) is None and it.open == 0
+
+    play(run)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 2\r\n\r\nok",
+        b"HTTP/1.0 200 OK\r\nContent-Length: 2\r\n\r\nok",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok!",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 20\r\n\r\nok",
+    ],
+)
+def test_connection_that_is_not_clean_is_closed(answer):
+    async def run() -> None:
+        async with scene(answer) as it:
+            connection = await it.used()
+            it.pool.release(connection)
+            assert connection.is_closed and it.open == 0
+            assert it.pool.try_idle(it.address) is None
+
+    play(run)
+
+
+def test_zero_idle_time_never_reuses():
+    async def run() -> None:
+        async with scene() as it:
+            it.pool._idle_timeout_s = 0
+            connection = await it.used()
+            it.pool.release(connection)
+            assert connection.is_closed and it.open == 0
+
+    play(run)
+
+
+def test_idle_connections_of_an_origin_are_bounded():
+    async def run() -> None:
+        async with scene() as it:
+            connections = await asyncio.gather(*(it.used() for _ in range(MAX_IDLE_PER_ORIGIN + 3)))
+            for connection in connections:
+                it.pool.release(connection)
+            assert f"open={MAX_IDLE_PER_ORIGIN} idle={MAX_IDLE_PER_ORIGIN} busy=0" in repr(it.pool)
+
+    play(run)
+
+
+def test_origins_do_not_share_idle_connections():
+    async def run() -> None:
+        async with scene() as it:
+            it.pool.release(await it.used())
+            assert it.pool.try_idle(Address("http://other", it.address.host, it.address.port)) is None
+            it.pool.close_idle(it.address.key)
+            assert it.pool.try_idle(it.address) is None and it.open == 0
+
+    play(run)
+
+
+def test_refused_connect_is_a_connection_failure():
+    async def run() -> None:
+        async with scene() as it:
+            with socket.socket() as unused:  # bound and not listening: nobody else gets the port
+                unused.bind(("127.0.0.1", 0))
+                with pytest.raises(UpstreamFailure) as caught:
+                    await it.pool.connect(Address("x", *unused.getsockname()))
+            assert caught.value.code == "upstream_connection_failed"
+            assert not caught.value.was_sent and not caught.value.has_response_bytes
+            assert it.open == 0
+
+    play(run)
+
+
+def test_unresolvable_name_is_a_connection_failure():
+    async def run() -> None:
+        async with scene() as it:
+            with pytest.raises(UpstreamFailure) as caught:
+                await it.pool.connect(Address("x", "name.invalid", 80))
+            assert caught.value.code == "upstream_connection_failed" and it.open == 0
+
+    play(run)
+
+
+def test_connect_that_is_not_answered_in_time_is_a_connect_timeout():
+    async def run() -> None:
+        async with scene(connect_timeout_s=0.0) as it:
+            with pytest.raises(UpstreamFailure) as caught:
+                await it.pool.connect(it.address)
+            assert caught.value.code == "upstream_connect_timeout" and it.open == 0
+
+    play(run)
+
+
+def test_cancelled_connect_leaves_nothing_open():
+    async def run() -> None:
+        async with scene() as it:
+            for turns in range(12):
+                task = asyncio.ensure_future(it.pool.connect(it.address))
+                for _ in range(turns):
+                    await asyncio.sleep(0)
+                task.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    it.pool.release(await task)
+                assert it.open == 0, turns
+
+    play(run)
+
+
+def test_abandoned_exchanges_leave_no_busy_connection():
+    async def run() -> None:
+        async with scene(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nok\r\n") as it:
+            for _ in range(100):
+                connection = await it.used()
+                connection.close()
+                it.pool.release(connection)
+            assert repr(it.pool) == "UpstreamPool(open=0 idle=0 busy=0)"
+            assert it.open == 0 and it.pool.busy() == []
+
+    play(run)
+
+
+def test_connection_that_ends_at_once_is_a_failure_and_is_not_kept():
+    class Ended(UpstreamConnection):
+        """Sees the end of the stream before anybody holds the connection."""
+
+        def connection_made(self, transport: asyncio.BaseTransport) -> None:
+            super().connection_made(transport)
+            self.eof_received()
+
+    async def run() -> None:
+        async with scene() as it:
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr("meshd.io.pool.UpstreamConnection", Ended)
+                with pytest.raises(UpstreamFailure) as caught:
+                    await it.pool.connect(it.address)
+            assert caught.value.code == "upstream_connection_failed"
+            assert repr(it.pool) == "UpstreamPool(open=0 idle=0 busy=0)"
+
+    play(run)
+
+
+@pytest.mark.parametrize("how", ["eof", "reset"])
+def test_upstream_that_leaves_mid_request_gets_no_more_of_it(how):
+    """The rest must not be flushed out of a slot that another request may have by then."""
+
+    async def run() -> None:
+        with socket.socket() as listener:
+            listener.bind(("127.0.0.1", 0))
+            listener.listen()
+            listener.setblocking(False)
+            async with scene() as it:
+                loop = asyncio.get_running_loop()
+                connection = await it.pool.connect(Address("x", *listener.getsockname()))
+                peer, _ = await loop.sock_accept(listener)
+                waiting = connection.start("POST", REQUEST, memoryview(bytes(16 << 20)))
+                await until(lambda: not connection.is_sent)
+                if how == "eof":
+                    peer.shutdown(socket.SHUT_WR)
+                else:
+                    peer.close()  # with unread data: a reset
+                with pytest.raises(UpstreamFailure) as caught:
+                    await waiting
+                assert caught.value.code == "upstream_connection_failed" and not caught.value.was_sent
+                assert connection.is_closed
+                await until(lambda: it.open == 0)
+                peer.close()
+
+    play(run)
+
+
+def test_unix_socket_is_an_address_too():
+    async def run() -> None:
+        async with scene() as it:
+            sock = socket.socket(socket.AF_UNIX)
+            sock.bind("")  # the system picks an abstract name
+            path = "\0" + sock.getsockname()[1:].decode()
+            server = await asyncio.start_unix_server(it.serve, sock=sock)
+            it.address = Address("controller", unix_path=path)
+            connection = await it.used()
+            it.pool.release(connection)
+            assert await it.used() is connection
+            server.close()
+            missing = Address("gone", unix_path="\0meshd-test-no-such-socket")
+            with pytest.raises(UpstreamFailure) as caught:
+                await it.pool.connect(missing)
+            assert caught.value.code == "upstream_connection_failed"
+
+    play(run)
+
+
+@pytest.mark.parametrize(
+    ("url", "authority"),
+    [
+        ("http://h", "h"),
+        ("http://h:80", "h"),
+        ("http://h:8080", "h:8080"),
+        ("https://h:443", "h"),
+        ("https://h:80", "h:80"),
+        ("http://[::1]:8080", "[::1]:8080"),
+        ("http://[::1]", "[::1]"),
+    ],
+)
+def test_authority_leaves_out_the_default_port(url, authority):
+    assert authority_of(Upstream(0, "a", url)) == authority
+
+
+def test_ranks_of_an_origin_share_an_address():
+    first, second = (Upstream(n, "a", "http://h:1", dp_rank=n) for n in range(2))
+    assert address_of(first) == address_of(second)
