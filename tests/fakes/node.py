@@ -73,9 +73,8 @@ class Node:
         text = subprocess.run(
             [sys.executable, "-m", "meshd", "ps", "--json"], capture_output=True, text=True, check=True
         ).stdout
-        rows: list[dict[str, Any]] = json.loads(text)
-        pids = {self.process.pid, *self.descendants()}
-        return [row for row in rows if row["pid"] in pids]
+        instances: list[list[dict[str, Any]]] = [json.loads(line) for line in text.splitlines()]
+        return next(rows for rows in instances if any(row["pid"] == self.process.pid for row in rows))
 
     def descendants(self) -> set[int]:
         """Return the pids of all living processes below the supervisor."""
