@@ -101,8 +101,10 @@ def test_messages_errors_have_the_messages_envelope(node):
 @pytest.mark.parametrize(
     "wire",
     [
-        b"POST /v1/completions HTTP/1.1\r\nhost: h\r\ncontent-length: 3\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n",
-        b"GET /health HTTP/1.1\r\nhost: h\r\ncontent-length: 3\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n",
+        b"POST /v1/completions HTTP/1.1\r\nhost: h\r\ncontent-length: 3\r\n"
+        b"transfer-encoding: chunked\r\n\r\n0\r\n\r\n",
+        b"GET /health HTTP/1.1\r\nhost: h\r\ncontent-length: 3\r\n"
+        b"transfer-encoding: chunked\r\n\r\n0\r\n\r\n",
         b"GET /health HTTP/1.1\nhost: h\n\n",
         b"NONSENSE\r\n\r\n",
     ],
@@ -128,7 +130,7 @@ def test_body_over_the_limit_is_413_before_it_is_read():
                     + JSON
                     + b"content-length: 600000000\r\n\r\n"
                 )
-                status, headers, body = read_answer(client)
+                status, headers, _ = read_answer(client)
                 assert (status, headers["x-mesh-error-code"]) == (413, "body_too_large")
                 assert headers["connection"] == "close"
             with node.connect() as client:
@@ -158,7 +160,7 @@ def test_without_an_upstream_the_answer_is_503_with_retry_after():
 def test_refused_upstream_is_502_without_its_address():
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        url = "http://127.0.0.1:%d" % free.getsockname()[1]
+        url = f"http://127.0.0.1:{free.getsockname()[1]}"
     flags = ("--io-processes", "1", "--prepare-workers", "1", "--disable-health-check", "--worker-urls", url)
     with running(*flags) as node:
         status, _, body = node.request("POST", "/v1/completions", {"prompt": "a"})
