@@ -46,6 +46,7 @@ from meshd.slab import BodySlab
 __all__ = ["Job", "PrepareClient", "PrepareMetrics", "PrepareSettings", "Result"]
 
 _NO_WORKER_LIMIT_NS: Final = 10_000_000_000
+_LOOK_LIMIT_NS: Final = 1_000_000_000
 _STAGES: Final = ("json_parse", "template", "encode", "view")
 _MESSAGES: Final = {
     "prepare_queue_full": "Too many requests wait for preparation.",
@@ -120,7 +121,8 @@ class PrepareClient:
         self._metrics = metrics
         self._lanes = lanes
         self._dispatcher = Dispatcher(lanes, seat % max(topology.prepare_workers, 1), now_ns)
-        self._last_alive_ns = now_ns
+        self._looked_ns = now_ns
+        self._without_worker_ns = 0
         self._words = rings.words
         self._waiting_word = layout.waiting_word(seat)
         self._others = tuple(
@@ -136,8 +138,8 @@ class PrepareClient:
 
     @property
     def is_failed(self) -> bool:
-        """Whether there was no live worker for 10 s, or the shared layout is broken."""
-        return self.has_layout_fault or self._clock() - self._last_alive_ns > _NO_WORKER_LIMIT_NS
+        """Whether ``check`` has seen no live worker for 10 s, or the shared layout is broken."""
+        return self.has_layout_fault or self._without_worker_ns > _NO_WORKER_LIMIT_NS
 
     def submit(self, job: Job) -> None:
         """Dispatch the job now or queue it; call ``flush_doorbells`` before the tick ends.
@@ -146,14 +148,14 @@ class PrepareClient:
         """
         self._metrics.job_submitted()
         now_ns = self._clock()
-        if self.is_closed or self.has_layout_fault or now_ns - self._last_alive_ns > _NO_WORKER_LIMIT_NS:
+        if self.is_closed or self.is_failed:
             raise self._error("prepare_pool_closed")
         job.submitted_ns = now_ns
         job.start_by_ns = now_ns + self._queue_timeout_ns
         job.finish_by_ns = now_ns + self._timeout_ns
         dispatcher = self._dispatcher
-        lane = dispatcher.pick_for_new(job.body_length)
-        if lane is not None and lane.live == 0 and not lane.row.busy:
+        lane, is_free = dispatcher.pick_for_new(job.body_length)
+        if lane is not None and is_free:
             dispatcher.push(lane, job, now_ns, False)
             return
         if self._node_waiting() >= self._capacity:
@@ -328,8 +330,11 @@ class PrepareClient:
     def _look_at_board(self, now_ns: int) -> None:
         for lane in self._lanes:
             lane.look_at_board()
+        # Time that this process slept through is no evidence: it could not have seen a worker.
+        self._without_worker_ns += min(now_ns - self._looked_ns, _LOOK_LIMIT_NS)
+        self._looked_ns = now_ns
         if any(lane.is_alive for lane in self._lanes):
-            self._last_alive_ns = now_ns
+            self._without_worker_ns = 0
             self._dispatcher.recall_from_dead()
         words = self._words
         self._others_waiting = tuple(

@@ -42,18 +42,23 @@ class Dispatcher:
         self._waiting: deque[Job] = deque()
         self._again: deque[Job] = deque()
         self._dirty: list[Lane] = []
+        self._may_be_stacked = False
 
     @property
     def queued(self) -> int:
         return len(self._waiting) + len(self._again)
 
     def count_waiting(self) -> int:
-        """Jobs that wait for a worker, on a ring or off it. O(lanes)."""
-        count = self.queued
-        for lane in self.lanes:
-            if lane.stacked:
-                lane.discount_claimed()
-                count += lane.stacked
+        """Jobs that wait for a worker, on a ring or off it. O(lanes) while any is stacked on a ring."""
+        count = len(self._waiting) + len(self._again)
+        if self._may_be_stacked:
+            stacked = 0
+            for lane in self.lanes:
+                if lane.stacked:
+                    lane.discount_claimed()
+                    stacked += lane.stacked
+            self._may_be_stacked = stacked > 0
+            count += stacked
         return count
 
     def waiting(self) -> Iterator[Job]:
@@ -61,8 +66,11 @@ class Dispatcher:
         yield from self._again
         yield from self._waiting
 
-    def pick(self, body_length: int) -> Lane | None:
-        """Choose a lane for the next job by the rule above, or None if it must wait. O(lanes)."""
+    def pick(self, body_length: int) -> tuple[Lane | None, bool]:
+        """Choose a lane for the next job by the rule above, None if it must wait; and whether it is free.
+
+        O(lanes).
+        """
         best: Lane | None = None
         least = STACK_BYTES + 1
         for lane in self._by_preference:
@@ -70,20 +78,22 @@ class Dispatcher:
                 continue
             if lane.live == 0:
                 if not lane.row.busy:
-                    return lane
+                    return lane, True
                 if least > 0:  # busy for another I/O process
                     best, least = lane, 0
             elif lane.live_bytes < least and lane.live_bytes + body_length <= STACK_BYTES:
                 best, least = lane, lane.live_bytes
-        return best
+        return best, False
 
-    def pick_for_new(self, body_length: int) -> Lane | None:
-        """Choose a lane for a job that has just come: None while others wait already."""
-        return None if self._waiting or self._again else self.pick(body_length)
+    def pick_for_new(self, body_length: int) -> tuple[Lane | None, bool]:
+        """Choose a lane for a job that has just come: none while others wait already."""
+        return (None, False) if self._waiting or self._again else self.pick(body_length)
 
     def push(self, lane: Lane, job: Job, now_ns: int, is_stacked: bool) -> None:
         self._sequence += 1
         lane.push(job, self._sequence, now_ns, is_stacked)
+        if is_stacked:
+            self._may_be_stacked = True
         if not lane.is_dirty:
             lane.is_dirty = True
             self._dirty.append(lane)
@@ -118,11 +128,11 @@ class Dispatcher:
         for queue in (self._again, self._waiting):
             while queue:
                 job = queue[0]
-                lane = self.pick(job.body_length)
+                lane, is_free = self.pick(job.body_length)
                 if lane is None:
                     return
                 queue.popleft()
-                self.push(lane, job, now_ns, not lane.is_free)
+                self.push(lane, job, now_ns, not is_free)
         self._steal(now_ns, is_backstop)
 
     def recall_from_dead(self) -> None:
@@ -136,9 +146,12 @@ class Dispatcher:
                         self._waiting.appendleft(entry.job)
 
     def _steal(self, now_ns: int, is_backstop: bool) -> None:
+        donors = [lane for lane in self.lanes if lane.live]
+        if not donors:
+            return
         for lane in self._by_preference:
             if lane.is_free:
-                entries = max((self._spare(donor, now_ns, is_backstop) for donor in self.lanes), key=len)
+                entries = max((self._spare(donor, now_ns, is_backstop) for donor in donors), key=len)
                 if not entries:
                     return
                 for entry in entries[len(entries) // 2 :]:

@@ -83,6 +83,7 @@ class _Seat:
         "fork_at_ns",
         "gone_at_ns",
         "is_child",
+        "is_killed",
         "kill_at_ns",
         "number",
         "pid",
@@ -97,6 +98,7 @@ class _Seat:
         self.pid = 0
         self.pidfd = -1
         self.is_child = False
+        self.is_killed = False
         self.fork_at_ns = 0
         self.kill_at_ns = 0  # asked to leave: patience ends here; 0 if not asked
         self.gone_at_ns = 0  # adopted and dead since, waits for the supervisor to reap it
@@ -258,7 +260,7 @@ class PrepareGroup:
         if seat.row.pid == seat.pid:
             seat.row.close()
         seat.pid = seat.gone_at_ns = seat.kill_at_ns = 0
-        seat.is_child = False
+        seat.is_child = seat.is_killed = False
         seat.fork_at_ns = now_ns + delay_ns
         self._settle(seat)
 
@@ -282,7 +284,9 @@ class PrepareGroup:
             # The silence of a worker that was frozen together with us is held against nobody.
             is_hung = now_ns > max(row.heartbeat_ns, self._awake_since_ns) + HEARTBEAT_LIMIT_NS
             is_hung |= bool(seat.kill_at_ns) and now_ns > seat.kill_at_ns
-        if is_hung or (self._drain_until_ns and now_ns > self._drain_until_ns):
+        is_overdue = self._drain_until_ns != 0 and now_ns > self._drain_until_ns
+        if (is_hung or is_overdue) and not seat.is_killed:
+            seat.is_killed = True
             self._report("prepare worker killed", seat=seat.number, pid=seat.pid)
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(seat.pidfd, signal.SIGKILL)

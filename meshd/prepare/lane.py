@@ -6,7 +6,6 @@ from collections import deque
 
 from meshd.control import BoardRow, State
 from meshd.prepare.job import Job, JobState
-from meshd.prepare.layout import job_word
 from meshd.prepare.ring import FULL, IoEnd
 
 
@@ -71,7 +70,7 @@ class Lane:
             slot.view_offset,
             slot.view_capacity,
             job.start_by_ns,
-            job_word(job.endpoint_number, job.needs, job.deaths),
+            job.endpoint_number | job.needs << 16 | job.deaths << 32,  # layout.job_word, without the call
             job.finish_by_ns,
         )
         if index == FULL:

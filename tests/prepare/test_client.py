@@ -438,6 +438,7 @@ def test_a_pool_without_live_worker_for_10_s_is_failed_until_one_lives(make_pool
         door.client.check(pool.clock())
     assert not door.client.is_failed
     pool.time[0] += MS
+    door.client.check(pool.clock())
     assert door.client.is_failed
     with pytest.raises(MeshError) as caught:
         door.submit(b"x")
@@ -446,6 +447,17 @@ def test_a_pool_without_live_worker_for_10_s_is_failed_until_one_lives(make_pool
     door.client.check(pool.clock())
     assert not door.client.is_failed
     door.submit(b"x")
+
+
+def test_a_process_that_slept_does_not_take_the_pool_for_failed(make_pool: MakePool) -> None:
+    pool = make_pool(workers=1)
+    (worker,) = pool.hand_workers()
+    door = pool.door()
+    worker.die()
+    door.client.check(pool.clock())
+    pool.time[0] += 60_000 * MS
+    door.client.check(pool.clock())
+    assert not door.client.is_failed
 
 
 def test_closing_answers_what_has_not_started_and_lets_the_rest_end(make_pool: MakePool) -> None:

@@ -134,6 +134,8 @@ def test_a_job_that_runs_5_s_past_its_deadline_is_killed(make_pool: MakePool) ->
     door = pool.door(is_real_time=True)
     door.client._clock = lambda: time.monotonic_ns() - 7 * SECOND  # submitted 7 s ago: overdue by 6
     job = door.submit(b"gate:stuck")
+    door.client.flush_doorbells()
+    pool.wait_started()  # before any check, which would find it overdue and withdraw it
     assert door.pump_all(job) == ["prepare_timeout"]
     door.pump(lambda: pool.worker_pids()[0] not in (pid, 0))
     door.client._clock = time.monotonic_ns
@@ -216,6 +218,34 @@ def test_a_successor_of_a_killed_io_process_gets_its_slots_back(make_pool: MakeP
     assert door.pump_all(job) == ["new@0"]
     door.pump(lambda: door.slab.in_use_bytes == 0)
     assert door.metrics.outcomes == 1
+
+
+def test_successors_of_io_processes_killed_at_any_moment_find_every_slot_again(make_pool: MakePool) -> None:
+    rng = random.Random(3)
+    pool = make_pool(workers=2)
+    pool.start_leader()
+    told = os.eventfd(0)
+    for turn in range(12):
+        child = os.fork()
+        if child == 0:
+            door = pool.door(is_real_time=True)
+            while True:
+                jobs = [door.submit(b"ok:" + b"x" * rng.choice((10, 5000, 90_000))) for _ in range(20)]
+                door.pump_all(*jobs)
+                os.eventfd_write(told, 1)
+        for _ in range(rng.randrange(1, 20)):
+            os.eventfd_read(told)
+        if turn % 4 == 3:
+            kill(pool.worker_pids()[rng.randrange(2)])
+        kill(child)
+        os.waitpid(child, 0)
+        pool.board.row(pool.topology.board_io(0)).close()
+    os.close(told)
+    door = pool.door(is_real_time=True)
+    jobs = [door.submit(b"ok:%d" % n) for n in range(100)]
+    assert [answer[:-2] for answer in door.pump_all(*jobs)] == [str(n) for n in range(100)]
+    door.pump(lambda: door.slab.in_use_bytes == 0)
+    assert door.metrics.submitted == door.metrics.outcomes == 100
 
 
 @pytest.mark.parametrize("seed", [1, 2])
