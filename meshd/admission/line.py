@@ -16,8 +16,12 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable
 from enum import Enum
+from typing import Final
 
 from meshd.admission.limits import SharedBound
+
+_ALL: Final = 1 << 60
+_MANY_ROWS: Final = 1 << 20  # more than there are rows: makes a distance around them from a difference
 
 Wake = Callable[[int], None]
 """Make the process of that row call ``poll`` soon."""
@@ -101,18 +105,21 @@ class SharedLine:
 
     def _pass_on(self, waiting: list[int]) -> None:
         self._turn = min(waiting, key=lambda row: (row - self._turn - 1) % _MANY_ROWS)
-        if self._turn == self._row:
-            self._serve()
-        else:
+        if self._turn != self._row:
             self._wake(self._turn)
+        elif len(waiting) == 1:
+            self._serve()
+        else:  # what is free besides belongs to those who were woken and are not yet here
+            self._serve(at_most=1)
 
-    def _serve(self) -> None:
+    def _serve(self, at_most: int = _ALL) -> None:
         if self._is_serving:  # a callback gave something back: the loop below goes on with it
             return
         self._is_serving = True
         try:
-            while (place := self._first()) is not None and self._bound.try_take(place.amount):
+            while at_most and (place := self._first()) is not None and self._bound.try_take(place.amount):
                 self._end(place, Ending.GRANTED)
+                at_most -= 1
         finally:
             self._is_serving = False
 
@@ -131,6 +138,3 @@ class SharedLine:
 
     def __repr__(self) -> str:
         return f"SharedLine({self._bound}, waiting={self._waiting.own})"
-
-
-_MANY_ROWS = 1 << 20  # more than there are rows: makes a distance around them from a difference

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import os
 import random
+from collections.abc import Callable
+from functools import partial
 
 import pytest
 from hypothesis import given, settings
@@ -92,25 +94,25 @@ def test_any_interleaving_keeps_sums_equal_to_what_is_held(steps: list[tuple[int
     shared.close()
 
 
-def test_racing_processes_end_at_zero_and_no_reader_sees_a_load_out_of_range(segment: Segment) -> None:
-    children = []
-    for row in (1, 2, 3):
-        pid = os.fork()
-        if pid == 0:
-            _churn(LoadTable(segment, row, ROWS), random.Random(row))
-            os._exit(0)
-        children.append(pid)
+def test_racing_processes_end_at_zero_and_no_reader_sees_a_load_out_of_range(
+    segment: Segment, fork: Callable[[Callable[[], int]], int]
+) -> None:
+    children = [fork(partial(_churn, segment, row)) for row in (1, 2, 3)]
     reader = LoadTable(segment, None, ROWS)
-    seen = set()
+    seen, statuses = set(), []
     while children:
         seen.update(reader.loads((0, 1)))
-        if os.waitpid(children[-1], os.WNOHANG)[0]:
+        pid, status = os.waitpid(children[-1], os.WNOHANG)
+        if pid:
             children.pop()
+            statuses.append(status)
+    assert statuses == [0, 0, 0]
     assert seen <= set(range(3 * 5 + 1))
     assert reader.loads((0, 1)) == [0, 0]
 
 
-def _churn(table: LoadTable, rng: random.Random) -> None:
+def _churn(segment: Segment, row: int) -> int:
+    table, rng = LoadTable(segment, row, ROWS), random.Random(row)
     held: list[int] = []
     for _ in range(20_000):
         if held and (len(held) == 5 or rng.random() < 0.5):
@@ -120,6 +122,7 @@ def _churn(table: LoadTable, rng: random.Random) -> None:
             table.add(held[-1])
     for number in held:
         table.release(number)
+    return 0
 
 
 def test_number_is_not_given_out_while_registered_or_held() -> None:

@@ -4,6 +4,7 @@ import os
 import random
 import signal
 from collections.abc import Callable
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -166,15 +167,15 @@ def test_damaged_memory_is_an_error_and_not_half_a_registry(
         RegistryBoard(segment).read()
 
 
-def test_readers_beside_a_racing_and_killed_writer_never_see_half(make_upstream: MakeUpstream) -> None:
+def test_readers_beside_a_racing_and_killed_writer_never_see_half(
+    make_upstream: MakeUpstream, fork: Callable[[Callable[[], int]], int]
+) -> None:
     segment = Segment.create("registry", BYTES)
     reader = RegistryBoard(segment)
     rng = random.Random(3)
     seen = 0
     for _ in range(8):
-        pid = os.fork()
-        if pid == 0:
-            _publish_for_ever(RegistryBoard(segment), make_upstream)
+        pid = fork(partial(_publish_for_ever, segment, make_upstream))
         try:
             seen += _read_for(reader, rng.randrange(20, 120))
         finally:
@@ -197,7 +198,8 @@ def _read_for(reader: RegistryBoard, generations: int) -> int:
     return seen
 
 
-def _publish_for_ever(board: RegistryBoard, make_upstream: MakeUpstream) -> None:
+def _publish_for_ever(segment: Segment, make_upstream: MakeUpstream) -> int:
+    board = RegistryBoard(segment)
     while True:
         generation = board.generation() + 1
         board.publish(
