@@ -2,12 +2,14 @@
 
     HEAD → WAIT → BODY → BUSY → HEAD …       the ordinary life; WAIT: head known, no slot yet
              └──────┴──────┴──→ DISCARD → HEAD    an answer went out before a short rest of the body was read
-                            └─→ LINGER → closed   … or before a long or unknown rest
+                            └─→ LINGER → CLOSED   … or before a long or unknown rest
+    any ──→ CLOSING → CLOSED                     closed by us, or by the client: what was written is flushed
 
 After the head a sized body is received straight into its slot of shared memory: `get_buffer` hands the
 slot itself to the event loop. Everything else passes through one scratch buffer of the process, which
 is safe because uvloop reads and delivers within one callback. Bytes of a next request wait in
-``_pending``; past 64 KiB the socket is not read.
+``_pending``; past 64 KiB the socket is not read. A next request does not begin while the client has not
+taken the answers to those before it.
 
 The connection knows nothing of meaning: it starts an exchange for each head, and the exchange tells it
 what to write and when the answer has ended.
@@ -16,7 +18,9 @@ what to write and when the answer has ended.
 from __future__ import annotations
 
 import asyncio
-from typing import Final, Protocol
+import socket
+import struct
+from typing import Final, Protocol, cast
 
 from meshd.errors import MeshError
 from meshd.io.http1 import (
@@ -36,8 +40,10 @@ LINGER_SECS: Final = 2.0
 WRITE_HIGH: Final = 262144
 WRITE_LOW: Final = 65536
 
-_HEAD, _WAIT, _BODY, _BUSY, _DISCARD, _LINGER, _CLOSED = range(7)
-_STATE_NAMES: Final = ("HEAD", "WAIT", "BODY", "BUSY", "DISCARD", "LINGER", "CLOSED")
+_LINGER_RESET: Final = struct.pack("ii", 1, 0)  # SO_LINGER of zero seconds: close sends a reset
+
+_HEAD, _WAIT, _BODY, _BUSY, _DISCARD, _LINGER, _CLOSING, _CLOSED = range(8)
+_STATE_NAMES: Final = ("HEAD", "WAIT", "BODY", "BUSY", "DISCARD", "LINGER", "CLOSING", "CLOSED")
 
 
 class Room(Protocol):
@@ -101,13 +107,14 @@ class DownstreamConnection(asyncio.BufferedProtocol):
 
     __slots__ = (
         "_body",
-        "_bytes_since",
+        "_body_byte_at",
         "_discard_left",
         "_has_served",
         "_pending",
         "_scan_from",
         "_server",
         "_state",
+        "_unsent",
         "deadline",
         "exchange",
         "head",
@@ -127,7 +134,8 @@ class DownstreamConnection(asyncio.BufferedProtocol):
         self._body: BodyReceiver | None = None
         self._discard_left = 0
         self._has_served = False
-        self._bytes_since = False
+        self._body_byte_at = 0.0
+        self._unsent = 0  # response bytes in the transport when last looked at
         self.transport: asyncio.Transport | None = None
         self.exchange: ActiveExchange | None = None
         self.head: RequestHead | None = None
@@ -144,7 +152,7 @@ class DownstreamConnection(asyncio.BufferedProtocol):
     # ------------------------------------------------------------------------------ asyncio callbacks
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
+        transport = cast(asyncio.Transport, transport)  # uvloop's own class is not registered as one
         self.transport = transport
         transport.set_write_buffer_limits(high=WRITE_HIGH, low=WRITE_LOW)
         peer = transport.get_extra_info("peername")
@@ -163,7 +171,7 @@ class DownstreamConnection(asyncio.BufferedProtocol):
         if state == _BODY:
             body = self._body
             assert body is not None
-            self._bytes_since = True
+            self._body_byte_at = self._server.now()
             if body.chunked is None:
                 body.received += nbytes
                 if body.received == body.length:
@@ -173,10 +181,8 @@ class DownstreamConnection(asyncio.BufferedProtocol):
 
     def eof_received(self) -> bool:
         # A half-close looks the same as a close, so it counts as the client leaving (http.md §15).
-        if self.exchange is not None:
-            self._gone("the client closed the connection")
-        elif self.transport is not None:
-            self.transport.close()  # answers already written are still flushed
+        self._gone("the client closed the connection")
+        self.close()  # answers already written are still flushed
         return False
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -195,6 +201,8 @@ class DownstreamConnection(asyncio.BufferedProtocol):
         self.is_write_paused = False
         if self.exchange is not None:
             self.exchange.client_resumed()
+        elif self._state == _HEAD:
+            self._go_on()
 
     # ------------------------------------------------------------------------------------ bytes by state
 
@@ -222,8 +230,6 @@ class DownstreamConnection(asyncio.BufferedProtocol):
             if self._has_served:  # the first head is timed from the accept, later ones from their first byte
                 self.deadline = self.head_started_at + server.header_timeout_s
         end = find_head_end(pending, self._scan_from)
-        if 0 < end <= 2 and pending.startswith(b"\r\n"):
-            end = find_head_end(pending, 2)
         try:
             if end < 0:
                 self._scan_from = max(0, len(pending) - 3)
@@ -247,7 +253,6 @@ class DownstreamConnection(asyncio.BufferedProtocol):
     def _refuse(self, error: MeshError) -> None:
         """Answer a head that could not be understood, and close: nothing after it can be trusted."""
         assert self.transport is not None
-        self._pending = b""
         self.transport.write(self._server.refuse(self, error))
         self._linger()
 
@@ -264,24 +269,25 @@ class DownstreamConnection(asyncio.BufferedProtocol):
         chunked = ChunkedDecoder() if head.is_chunked else None
         length = most if chunked else head.content_length or 0
         body = self._body = BodyReceiver(slot, length, chunked)
-        self._state = _BODY
         pending, self._pending = self._pending, b""
-        if chunked is not None:
-            body.ready = asyncio.get_running_loop().create_future()
-            if pending:
-                self._read_chunked(pending)
-        else:
+        if chunked is None:
             take = pending[:length]
             slot.body[: len(take)] = take
             body.received = len(take)
             self._pending = pending[len(take) :]
             if body.received == length:
                 self._state = _BUSY
+                if len(self._pending) <= MAX_PENDING_BYTES:
+                    self._resume_reading()  # or nobody would see the client leave
                 return None
-            body.ready = asyncio.get_running_loop().create_future()
-        self.deadline = self._server.now() + self._server.body_timeout_s
-        self._bytes_since = False
-        self._resume_reading()
+        body.ready = asyncio.get_running_loop().create_future()
+        self._state = _BODY
+        self._body_byte_at = self._server.now()
+        self.deadline = self._body_byte_at + self._server.body_timeout_s
+        if chunked is not None and pending:
+            self._read_chunked(pending)
+        if len(self._pending) <= MAX_PENDING_BYTES:
+            self._resume_reading()
         return body.ready
 
     @property
@@ -301,7 +307,9 @@ class DownstreamConnection(asyncio.BufferedProtocol):
 
     def _read_chunked(self, data: bytes) -> None:
         body = self._body
-        assert body is not None and body.chunked is not None
+        assert body is not None and body.chunked is not None and body.ready is not None
+        if body.ready.done():
+            return  # it failed, and its exchange has not been told yet: nothing after that can be trusted
         try:
             for piece in body.chunked.feed(data):
                 self._store(body, piece)
@@ -342,7 +350,7 @@ class DownstreamConnection(asyncio.BufferedProtocol):
     # --------------------------------------------------------------------------------------- answers
 
     def write(self, data: bytes | memoryview) -> None:
-        if self.transport is not None and self._state != _CLOSED:
+        if self.transport is not None and self._state < _LINGER:
             self.transport.write(data)
 
     def must_close_after(self) -> bool:
@@ -354,7 +362,7 @@ class DownstreamConnection(asyncio.BufferedProtocol):
             return False
         if head.is_chunked or b"expect" in head.values:
             return True
-        return self._rest_of_body() > KEEPABLE_REST_BYTES
+        return self._rest_of_body() - len(self._pending) > KEEPABLE_REST_BYTES
 
     def _rest_of_body(self) -> int:
         assert self.head is not None
@@ -368,13 +376,14 @@ class DownstreamConnection(asyncio.BufferedProtocol):
         is_body_open = self._state in (_WAIT, _BODY)
         self.exchange = None
         self._body = None
-        if self._state == _CLOSED:
+        if self._state >= _LINGER:
             return
         if closes:
-            if is_body_open:
+            # Unread bytes would turn a plain close into a reset that can overtake the answer.
+            if is_body_open or self._pending or self.is_read_paused:
                 self._linger()
-            elif self.transport is not None:
-                self.transport.close()
+            else:
+                self.close()
             return
         self.head = None
         if is_body_open and rest > 0:
@@ -388,12 +397,18 @@ class DownstreamConnection(asyncio.BufferedProtocol):
             return
         self._next_request()
 
-    def abort(self) -> None:
-        """Cut the connection so that the client sees a truncated answer."""
+    def abort(self, resets: bool = False) -> None:
+        """Cut the connection so that the client sees a truncated answer; ``resets``: by a TCP reset."""
         self.exchange = None
         self._body = None
-        if self.transport is not None:
-            self.transport.abort()
+        if self.transport is None or self._state == _CLOSED:
+            return
+        self._state = _CLOSING
+        if resets:
+            sock = self.transport.get_extra_info("socket")
+            if sock is not None:
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _LINGER_RESET)
+        self.transport.abort()
 
     def _next_request(self) -> None:
         self._state = _HEAD
@@ -401,14 +416,22 @@ class DownstreamConnection(asyncio.BufferedProtocol):
         self.head_started_at = 0.0
         self._scan_from = 0
         self.deadline = self._server.now() + self._server.idle_timeout_s
-        self._resume_reading()
+        if self.is_write_paused:  # a client that reads no answers gets no more of them
+            self._pause_reading()
+            return
+        self._go_on()
+
+    def _go_on(self) -> None:
+        """Begin the next request with what is pending; read on if that leaves room for more."""
         self._read_head()
+        if self._state == _HEAD or len(self._pending) <= MAX_PENDING_BYTES:
+            self._resume_reading()
 
     def _discard(self, data: bytes) -> None:
         if self._state == _LINGER:
             self._discard_left -= len(data)
-            if self._discard_left <= 0 and self.transport is not None:
-                self.transport.abort()
+            if self._discard_left <= 0:
+                self.abort()
             return
         if len(data) < self._discard_left:
             self._discard_left -= len(data)
@@ -425,34 +448,44 @@ class DownstreamConnection(asyncio.BufferedProtocol):
         self.deadline = self._server.now() + LINGER_SECS
         if self.transport is None:
             return
+        self._unsent = self.transport.get_write_buffer_size()
         self._resume_reading()
         if self.transport.can_write_eof():
             self.transport.write_eof()
         else:
-            self.transport.close()
+            self.close()
 
     # ----------------------------------------------------------------------------------------- time
 
     def check_deadline(self, now: float) -> None:
         """Act on a timer that has run out; the process calls this for every connection, often."""
-        if self.is_write_paused and now - self.write_paused_at > self._server.write_timeout_s:
-            self._gone("the client took no byte of the response")
-            self.abort()
-            return
+        if self.is_write_paused:
+            if self._has_taken_bytes():
+                self.write_paused_at = now
+            elif now - self.write_paused_at > self._server.write_timeout_s:
+                self._gone("the client took no byte of the response")
+                self.abort()
+                return
         if not self.deadline or now < self.deadline:
             return
         state = self._state
         if state == _HEAD:
             self._head_timed_out()
         elif state == _BODY:
-            if self._bytes_since:
-                self._bytes_since = False
-                self.deadline = now + self._server.body_timeout_s
-            else:
+            self.deadline = self._body_byte_at + self._server.body_timeout_s
+            if self.deadline <= now:
                 self.deadline = 0.0
                 self._stalled()
-        elif state in (_DISCARD, _LINGER) and self.transport is not None:
-            self.transport.abort()
+        elif state in (_LINGER, _CLOSING) and self._has_taken_bytes():
+            self.deadline = now + (LINGER_SECS if state == _LINGER else self._server.write_timeout_s)
+        elif state >= _DISCARD:
+            self.abort()
+
+    def _has_taken_bytes(self) -> bool:
+        """Whether the client took response bytes since this was asked last."""
+        before = self._unsent
+        self._unsent = self.transport.get_write_buffer_size() if self.transport is not None else 0
+        return self._unsent != before
 
     def _head_timed_out(self) -> None:
         if not self._pending:
@@ -476,8 +509,13 @@ class DownstreamConnection(asyncio.BufferedProtocol):
         return self._state == _CLOSED
 
     def close(self) -> None:
-        if self.transport is not None:
-            self.transport.close()
+        """Close once what was written is flushed, if the client takes it at all."""
+        if self.transport is None or self._state >= _CLOSING:
+            return
+        self._state = _CLOSING
+        self._unsent = self.transport.get_write_buffer_size()
+        self.deadline = self._server.now() + self._server.write_timeout_s
+        self.transport.close()
 
     # --------------------------------------------------------------------------------------- inside
 

@@ -21,7 +21,6 @@ from meshd.errors import MeshError
 
 Field = tuple[bytes, bytes]
 
-HEAD_END: Final = b"\r\n\r\n"
 MAX_CHUNK_LINE_BYTES: Final = 1024  # size and extensions of one chunk
 MAX_FRAMING_EXCESS_BYTES: Final = 1 << 20  # by which framing may exceed the data it frames
 MAX_RESPONSE_HEAD_BYTES: Final = 65536
@@ -120,13 +119,14 @@ def check_partial_head(pending: bytes, max_head_bytes: int) -> None:
 def find_head_end(buffer: bytes | bytearray, start: int = 0) -> int:
     """Return the offset just past the head in ``buffer``, or -1 while it is incomplete.
 
-    A bare-LF head end counts as an end too, so that a client that never sends CR gets its 400 at once.
+    An empty line after a bare LF, or of one, is an end too: a peer that omits CR is refused at once, and
+    what other readers would take for the next message is never waited for.
     """
-    end = buffer.find(HEAD_END, start)
+    end = buffer.find(b"\n\r\n", start)
     bare = buffer.find(b"\n\n", start)
     if bare >= 0 and (end < 0 or bare < end):
         return bare + 2
-    return end + 4 if end >= 0 else -1
+    return end + 3 if end >= 0 else -1
 
 
 def parse_request_head(raw: bytes, max_head_bytes: int, max_fields: int) -> RequestHead:

@@ -38,6 +38,9 @@ class Relay:
 
     Outcomes: `completed`, `backend_error` (the upstream's own error event), `body_error`. ``is_cut``
     says that the client's connection was or must be closed to show a truncation.
+
+    ``event_dialect``: how a broken SSE stream is told to the client; None: it is aborted. ``must_end``:
+    a clean end without the API's own end of stream is a failure too (`/generate` knows no such rule).
     """
 
     __slots__ = (
@@ -46,7 +49,8 @@ class Relay:
         "_downstream",
         "_event_dialect",
         "_framing",
-        "_has_started",
+        "_must_end",
+        "_observes_events",
         "_sse",
         "_upstream",
         "bytes_out",
@@ -70,11 +74,14 @@ class Relay:
         event_dialect: StreamDialect | None,
         sse: SseRelay | None,
         observes_body: bool,
+        must_end: bool = True,
     ) -> None:
         self._downstream = downstream
         self._upstream = upstream
         self._framing = framing
         self._event_dialect = event_dialect
+        self._must_end = must_end
+        self._observes_events = sse is not None and sse.is_observing
         self._sse = sse
         self._done: asyncio.Future[str] | None = None
         self._body: list[bytes] = []
@@ -96,10 +103,13 @@ class Relay:
     async def run(self, head: bytes) -> str:
         """Write ``head``, then relay until the response has ended; return the outcome."""
         self._downstream.write(head)
-        if self._downstream.is_write_paused:
-            self.pause()
         self._upstream.attach(self)
         if not self.outcome:
+            # What came before may have filled the client's buffer, or an earlier answer still does.
+            if self._downstream.is_write_paused:
+                self.pause()
+            else:
+                self.resume()
             self._done = asyncio.get_running_loop().create_future()
             return await self._done
         return self.outcome
@@ -132,7 +142,7 @@ class Relay:
         sse = self._sse
         if sse is not None:
             rest = sse.finish()
-            if sse.is_observing and self._event_dialect is not None and not sse.has_ended:
+            if self._needs_end(sse) and not sse.has_ended:
                 self._fail(UpstreamFailure("upstream_protocol_error", "no end of stream", True, True))
                 return
             self._send(rest)
@@ -142,12 +152,21 @@ class Relay:
             self._downstream.write(b"0\r\n\r\n")
         self._end("backend_error" if sse is not None and sse.has_error_event else "completed")
 
+    def _needs_end(self, sse: SseRelay) -> bool:
+        return (
+            self._must_end
+            and sse.is_observing
+            and self._event_dialect is not None
+            and self._framing in ("chunked", "close")
+        )
+
     def body_failed(self, failure: UpstreamFailure) -> None:
         sse = self._sse
-        if sse is not None and sse.is_success and self._framing == "chunked":
+        if sse is not None and sse.is_success and self._framing in ("chunked", "close"):
             # A cut after the API's own success marker is a normal end.
             self._send(sse.finish())
-            self._downstream.write(b"0\r\n\r\n")
+            if self._framing == "chunked":
+                self._downstream.write(b"0\r\n\r\n")
             self._end("completed")
             return
         self._fail(failure)
@@ -187,13 +206,16 @@ class Relay:
         if can_tell and self._framing == "chunked":
             self._downstream.write(b"0\r\n\r\n")
         elif not can_tell:
-            self._downstream.abort()
+            # Where the end of the connection is the end of the body, only a reset shows the truncation.
+            self._downstream.abort(resets=self._framing == "close")
         self._end("backend_error" if sse is not None and sse.has_error_event else "body_error")
 
     def _end(self, outcome: str) -> None:
         if self.outcome:
             return
         self.outcome = outcome
+        if self._observes_events and self._sse is not None and not self._sse.is_observing:
+            self.skipped_observation = "event_too_large"
         self.ended_at = self.ended_at or self._upstream.last_byte_at
         if self._done is not None and not self._done.done():
             self._done.set_result(outcome)

@@ -45,6 +45,7 @@ class FakeTransport(asyncio.Transport):
         self.is_stuck = is_stuck
         self.sent = bytearray()
         self.unsent = 0
+        self.delivered = 0  # bytes that the protocol has read
         self.high, self.low = 65536, 16384
         self.is_reading_paused = False
         self.has_written_eof = False
@@ -118,8 +119,10 @@ class FakeTransport(asyncio.Transport):
                 count = min(len(buffer), len(data))
                 buffer[:count] = data[:count]
                 data = data[count:]
+                self.delivered += count
                 self.protocol.buffer_updated(count)
         else:
+            self.delivered += len(data)
             self.protocol.data_received(data)
 
     def end(self) -> None:
