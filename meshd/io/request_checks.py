@@ -23,7 +23,8 @@ def check_endpoint_head(endpoint: Endpoint, head: RequestHead, max_body_bytes: i
     """Raise MeshError for the first check that fails: encoding, type, length, expectation."""
     values = head.values
     if endpoint.has_prepare_job:
-        if values.get(b"content-encoding", b"identity").lower() != b"identity":
+        encoding = values.get(b"content-encoding", b"identity")
+        if encoding.lower() != b"identity" or b"content-encoding" in head.repeated:
             raise MeshError("unsupported_encoding", "Send the body without content-encoding.")
         media_type = values.get(b"content-type")
         if media_type is None or b"content-type" in head.repeated or not _JSON_TYPE.fullmatch(media_type):
