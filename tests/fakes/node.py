@@ -19,6 +19,15 @@ from typing import Any
 from urllib.parse import urlsplit
 
 START_SECS = 60.0
+HELD = (
+    "mesh_worker_requests_active",
+    "mesh_admission_held",
+    "mesh_admission_waiting",
+    "mesh_body_memory_reserved_bytes",
+    "mesh_prepare_queued_jobs",
+    "mesh_prepare_dispatched_jobs",
+    "mesh_prepare_busy_workers",
+)
 
 
 class Node:
@@ -110,6 +119,10 @@ class Node:
             for (sample, pairs), value in self.metrics().items()
             if sample == name and labels.items() <= dict(pairs).items()
         )
+
+    def held(self) -> dict[str, float]:
+        """Return the gauges of load, tickets, body memory and jobs that are not 0; empty at rest."""
+        return {name: value for (name, _), value in self.metrics().items() if name in HELD and value != 0}
 
     def access_lines(self) -> list[dict[str, Any]]:
         return [line for line in self.lines if line.get("event") == "access"]
