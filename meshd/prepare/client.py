@@ -189,7 +189,7 @@ class PrepareClient:
         now_ns = self._clock()
         if self._dispatcher.queued and not any(lane.is_alive for lane in self._lanes):
             self._look_at_board(now_ns)
-        self._dispatcher.balance(now_ns, is_backstop=False)
+        self._dispatcher.balance(now_ns)
         self._publish_waiting()
         self._dispatcher.flush_doorbells()
 
@@ -202,7 +202,7 @@ class PrepareClient:
         self._look_at_board(now_ns)
         self.drain_completions()
         self._expire(now_ns)
-        self._dispatcher.balance(now_ns, is_backstop=True)
+        self._dispatcher.balance(now_ns)
         self._publish_waiting()
         self._dispatcher.flush_doorbells()
         self._metrics.queued(self._words[self._waiting_word])

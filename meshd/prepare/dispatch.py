@@ -120,7 +120,7 @@ class Dispatcher:
                 os.eventfd_write(lane.bell, 1)
             self._dirty.clear()
 
-    def balance(self, now_ns: int, is_backstop: bool) -> None:
+    def balance(self, now_ns: int) -> None:
         """Dispatch what waits and can start; when nothing waits, spread unclaimed jobs over free workers.
 
         A job past its start time may be dispatched too: the worker skips it, the client learns it so.
@@ -133,7 +133,7 @@ class Dispatcher:
                     return
                 queue.popleft()
                 self.push(lane, job, now_ns, not is_free)
-        self._steal(now_ns, is_backstop)
+        self._steal(now_ns)
 
     def recall_from_dead(self) -> None:
         """Put unclaimed jobs of dead workers back to the head of WAITING: someone else can run them."""
@@ -145,24 +145,24 @@ class Dispatcher:
                         entry.job.state = JobState.WAITING
                         self._waiting.appendleft(entry.job)
 
-    def _steal(self, now_ns: int, is_backstop: bool) -> None:
+    def _steal(self, now_ns: int) -> None:
         donors = [lane for lane in self.lanes if lane.live]
         if not donors:
             return
         for lane in self._by_preference:
             if lane.is_free:
-                entries = max((self._spare(donor, now_ns, is_backstop) for donor in donors), key=len)
+                entries = max((self._spare(donor, now_ns) for donor in donors), key=len)
                 if not entries:
                     return
                 for entry in entries[len(entries) // 2 :]:
                     self._move(entry, lane, now_ns)
 
-    def _spare(self, donor: Lane, now_ns: int, is_backstop: bool) -> list[Entry]:
+    def _spare(self, donor: Lane, now_ns: int) -> list[Entry]:
         """Unclaimed entries that another may run: not those of an idle worker that is just waking up."""
         entries = donor.unclaimed()
         if not entries or donor.row.busy or not donor.is_alive:
             return entries
-        return entries if is_backstop and now_ns - entries[0].pushed_ns > _STALE_NS else []
+        return entries if now_ns - entries[0].pushed_ns > _STALE_NS else []
 
     def _move(self, entry: Entry, lane: Lane, now_ns: int) -> None:
         job = entry.job

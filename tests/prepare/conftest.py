@@ -116,8 +116,8 @@ class FrontDoor:
         self.results: dict[Job, Result] = {}
         self.order: list[Job] = []
 
-    def submit(self, body: bytes, is_released: bool = True) -> Job:
-        """Submit a job; its slot is given back as soon as the result is there, if ``is_released``."""
+    def submit(self, body: bytes) -> Job:
+        """Submit a job; its slot is given back when its result is there and no worker can touch it."""
         slot = self.slab.reserve(len(body))
         assert slot is not None
         slot.body[: len(body)] = body
@@ -126,8 +126,7 @@ class FrontDoor:
             assert job not in self.results, "a second result"
             self.results[job] = result
             self.order.append(job)
-            if is_released:
-                job.release_slot()
+            job.release_slot()
 
         job = Job(self.endpoint_number, self.needs, slot, len(body), on_done)
         try:
