@@ -15,8 +15,11 @@ import threading
 import time
 import urllib.request
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
+
+from meshd.control import BOARD_KIND, ProcessBoard
 
 START_SECS = 60.0
 HELD = (
@@ -84,6 +87,17 @@ class Node:
         ).stdout
         instances: list[list[dict[str, Any]]] = [json.loads(line) for line in text.splitlines()]
         return next(rows for rows in instances if any(row["pid"] == self.process.pid for row in rows))
+
+    def board(self) -> ProcessBoard:
+        """Attach to the board itself: what it says is what is so at this moment. For reading."""
+        for link in Path(f"/proc/{self.process.pid}/fd").iterdir():
+            if os.readlink(link).startswith(f"/memfd:meshd:{BOARD_KIND} "):
+                fd = os.open(link, os.O_RDWR)
+                try:
+                    return ProcessBoard.attach(fd)
+                finally:
+                    os.close(fd)
+        raise AssertionError("the supervisor holds no board")
 
     def descendants(self) -> set[int]:
         """Return the pids of all living processes below the supervisor."""
