@@ -161,7 +161,8 @@ ACCEPTED = [
     (
         "upgrade offer",
         head(
-            "POST / HTTP/1.1\nHost: h\nUpgrade: h2c\nConnection: Upgrade, HTTP2-Settings\nContent-Length: 5\n\n"
+            "POST / HTTP/1.1\nHost: h\nUpgrade: h2c\nConnection: Upgrade, HTTP2-Settings\n"
+            "Content-Length: 5\n\n"
         ),
     ),
     ("websocket offer", head("GET / HTTP/1.1\nHost: h\nUpgrade: websocket\nConnection: Upgrade\n\n")),

@@ -243,7 +243,7 @@ STREAMS = {
     ),
     "responses": (
         b'event: response.created\ndata: {"type":"response.created","sequence_number":0}\n\n'
-        b'event: response.output_text.delta\n'
+        b"event: response.output_text.delta\n"
         b'data: {"type":"response.output_text.delta","sequence_number":1}\n\n'
         b'event: response.completed\ndata: {"type":"response.completed","sequence_number":2,'
         b'"response":{"usage":{"input_tokens":3,"output_tokens":2}}}\n\n'

@@ -19,14 +19,18 @@ CHAT = (
 MESSAGES = (
     b'event: message_start\ndata: {"type":"message_start","message":{"usage":{"input_tokens":5,'
     b'"cache_read_input_tokens":10,"cache_creation_input_tokens":2,"output_tokens":1}}}\n\n'
-    b'event: content_block_start\ndata: {"type":"content_block_start","content_block":{"type":"text","text":""}}\n\n'
-    b'event: content_block_delta\ndata: {"type":"content_block_delta","delta":{"type":"text_delta","text":"Hi"}}\n\n'
+    b"event: content_block_start\n"
+    b'data: {"type":"content_block_start","content_block":{"type":"text","text":""}}\n\n'
+    b"event: content_block_delta\n"
+    b'data: {"type":"content_block_delta","delta":{"type":"text_delta","text":"Hi"}}\n\n'
     b'event: message_delta\ndata: {"type":"message_delta","usage":{"output_tokens":9}}\n\n'
     b'event: message_stop\ndata: {"type":"message_stop"}\n\n'
 )
 RESPONSES = (
-    b'event: response.created\ndata: {"type":"response.created","sequence_number":0,"response":{"usage":null}}\n\n'
-    b'event: response.refusal.delta\ndata: {"type":"response.refusal.delta","delta":"no","sequence_number":1}\n\n'
+    b"event: response.created\n"
+    b'data: {"type":"response.created","sequence_number":0,"response":{"usage":null}}\n\n'
+    b"event: response.refusal.delta\n"
+    b'data: {"type":"response.refusal.delta","delta":"no","sequence_number":1}\n\n'
     b'event: response.completed\ndata: {"type":"response.completed","sequence_number":2,'
     b'"response":{"usage":{"input_tokens":4,"output_tokens":6}}}\n\n'
 )
