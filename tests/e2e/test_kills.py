@@ -40,11 +40,14 @@ def kill(row: BoardRow) -> float:
 
 
 def wait_for_replacement(row: BoardRow, dead: int, killed_at: float) -> float:
-    """Return after how many seconds a new process sat there; wait until it is ready as well."""
+    """Return after how many seconds a new process served in that seat.
+
+    A leader counts from its start: it loads its tokenizer anew while the workers of its predecessor serve on.
+    """
     wait_until(lambda: row.pid not in (0, dead), "not replaced")
-    took = time.monotonic() - killed_at
+    started_at = time.monotonic()
     wait_until(lambda: row.state is State.READY, "the replacement is not ready", 30)
-    return took
+    return (started_at if row.role is Role.LEADER else time.monotonic()) - killed_at
 
 
 def wait_until_settled(node: Node) -> None:

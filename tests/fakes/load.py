@@ -48,6 +48,10 @@ class SteadyLoad:
         self._thread.join(60)
         assert not self._thread.is_alive(), "a request hangs"
 
+    def stop(self) -> None:
+        """Start no further request."""
+        self._is_over = True
+
     def wait_for_more(self, requests: int = 50) -> None:
         """Wait until so many more requests have been answered."""
         target, deadline = self.completed + requests, time.monotonic() + 30
