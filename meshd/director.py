@@ -116,6 +116,17 @@ class Director:
                 future.result().release()
             raise
 
+    def try_reserve(self, body_bytes: int | None) -> BodyRoom | None:
+        """Return room for a body (None: unknown length) at once, or None when `reserve` has to wait."""
+        wanted = UNKNOWN_LENGTH_BYTES if body_bytes is None else body_bytes
+        if not self._gate.memory.reserve(wanted):
+            return None
+        slot = self._slab.reserve(wanted)
+        if slot is None:
+            self._gate.memory.release(wanted)
+            return None
+        return BodyRoom(self._gate, slot, wanted)
+
     async def reserve(self, body_bytes: int | None) -> BodyRoom:
         """Return room for a body (None: unknown length), before its first byte is stored.
 
@@ -160,7 +171,12 @@ class Director:
     async def prepare(self, job: Job) -> RoutingView:
         """Run the job; return its view, or raise the MeshError that refuses the request."""
         future: asyncio.Future[Result] = self._loop.create_future()
-        job.on_done = future.set_result
+
+        def done(result: Result) -> None:
+            if not future.done():  # a cancelled task has not run yet, so neither has its `cancel` below
+                future.set_result(result)
+
+        job.on_done = done
         self._prepare.submit(job)
         if not self._is_flush_due:
             self._is_flush_due = True

@@ -10,7 +10,7 @@ from meshd.io.sse import Usage
 if TYPE_CHECKING:
     from meshd.io.relay import Relay
     from meshd.log import Log
-    from meshd.metrics.cells import Histogram
+    from meshd.metrics.cells import BufferedHistogram
 
 
 class Record:
@@ -32,6 +32,7 @@ class Record:
         "job_run_s",
         "label",
         "model",
+        "model_label",
         "outcome",
         "placed_at",
         "prepared_at",
@@ -52,6 +53,7 @@ class Record:
         self.label = "other"  # path template
         self.endpoint = ""  # endpoint label; empty for routes
         self.model = ""
+        self.model_label = "unknown"  # the bounded name of the model
         self.is_stream = False
         self.status = 0
         self.error_code = ""
@@ -63,15 +65,15 @@ class Record:
         self.is_routine = False  # a health route: of interest when debugging only
         self.bytes_in = self.bytes_out = 0
         self.is_client_gone = False
-        self.duration: Histogram | None = None  # of mesh_http_request_duration_seconds
-        self.routed: Histogram | None = None  # of mesh_router_request_duration_seconds
+        self.duration: BufferedHistogram | None = None  # of mesh_http_request_duration_seconds
+        self.routed: BufferedHistogram | None = None  # of mesh_router_request_duration_seconds
 
     def __repr__(self) -> str:
         return f"Record({self.request_id} {self.label} {self.status} {self.outcome})"
 
 
-def count(metrics: IoMetrics, record: Record, relay: Relay | None, now: float, model_label: str) -> None:
-    """Count the end of one request; ``model_label`` is the bounded name of its model."""
+def count(metrics: IoMetrics, record: Record, relay: Relay | None, now: float) -> None:
+    """Count the end of one request."""
     total_s = now - record.started_at
     if record.duration is not None:
         record.duration.observe(total_s)
@@ -85,20 +87,20 @@ def count(metrics: IoMetrics, record: Record, relay: Relay | None, now: float, m
     if record.routed is not None:
         record.routed.observe(total_s)
     if record.outcome != "completed":
-        metrics.router_error(model_label, record.endpoint, record.outcome)
+        metrics.router_error(record.model_label, record.endpoint, record.outcome)
     if relay is not None:
-        metrics.stage("relay", now - record.head_at)
+        metrics.stage_relay(now - record.head_at)
         metrics.overhead.observe(_overhead_s(record))
-        _count_output(metrics, record, relay, now, model_label)
+        _count_output(metrics, record, relay, now)
 
 
-def _count_output(metrics: IoMetrics, record: Record, relay: Relay, now: float, model_label: str) -> None:
+def _count_output(metrics: IoMetrics, record: Record, relay: Relay, now: float) -> None:
     usage: Usage = relay.usage
     if relay.skipped_observation:
         metrics.observation_skipped(relay.skipped_observation)
     if not 200 <= record.status < 300:
         return
-    observed = metrics.observed(model_label, record.endpoint)
+    observed = metrics.observed(record.model_label, record.endpoint)
     generation_s = (relay.ended_at or now) - record.started_at
     if record.outcome in ("completed", "backend_error"):
         observed.generation.observe(generation_s)

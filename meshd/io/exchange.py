@@ -27,7 +27,7 @@ from meshd.io.headers import (
     upstream_head,
 )
 from meshd.io.http1 import RequestHead, ResponseHead
-from meshd.io.pool import Address, address_of, authority_of
+from meshd.io.pool import Address
 from meshd.io.relay import Relay
 from meshd.io.request_checks import check_endpoint_head, content_length_of
 from meshd.io.sse import SseRelay
@@ -51,6 +51,7 @@ _STREAM_API: Final = {
 _CONTRACT: Final[dict[str, StreamDialect]] = {
     "chat": "openai",
     "completions": "openai",
+    "generate": "openai",
     "messages": "messages",
     "responses": "responses",
 }
@@ -169,9 +170,9 @@ class Exchange:
         placement = self._placement = io.director.place(endpoint, view)
         record.placed_at = io.clock()
         record.upstream, record.reason, record.attempts = placement.upstream.url, placement.reason, 1
-        io.metrics.stage("placement", record.placed_at - record.prepared_at)
+        io.metrics.stage_placement(record.placed_at - record.prepared_at)
         response = await self._ask_upstream(placement, view)
-        await self._relay_response(endpoint.label, response, authority_of(placement.upstream))
+        await self._relay_response(endpoint.label, response, io.pool.target(placement.upstream)[1])
 
     def _begin(self, label: str, id_prefix: str) -> None:
         io, record = self._io, self._record
@@ -185,12 +186,13 @@ class Exchange:
         check_endpoint_head(endpoint, head, io.max_body_bytes)
         self._ticket = io.director.try_admit() or await self._wait_for_ticket()
         io.metrics.tickets_granted.inc()
-        room = self._room = await io.director.reserve(content_length_of(head))
+        length = content_length_of(head)
+        room = self._room = io.director.try_reserve(length) or await io.director.reserve(length)
         self._record.ticket_at = io.clock()
-        io.metrics.stage("admission", self._record.ticket_at - self._record.started_at)
+        io.metrics.stage_admission(self._record.ticket_at - self._record.started_at)
         await self._read_body(room, io.max_body_bytes)
         self._record.body_at = io.clock()
-        io.metrics.stage("body", self._record.body_at - self._record.ticket_at)
+        io.metrics.stage_body(self._record.body_at - self._record.ticket_at)
 
     async def _wait_for_ticket(self) -> Ticket:
         io = self._io
@@ -230,10 +232,9 @@ class Exchange:
         record.prepared_at = io.clock()
         record.job_run_s = sum(view.stage_ns) / 1e9
         record.model, record.is_stream = view.model, view.wants_stream
-        record.routed = io.metrics.routed(
-            io.director.model_label(view.model), endpoint.label, view.wants_stream
-        )
-        io.metrics.stage("prepare", record.prepared_at - record.body_at)
+        record.model_label = io.director.model_label(view.model)
+        record.routed = io.metrics.routed(record.model_label, endpoint.label, view.wants_stream)
+        io.metrics.stage_prepare(record.prepared_at - record.body_at)
         return view
 
     async def _ask_upstream(self, placement: Placement, view: RoutingView) -> ResponseHead:
@@ -241,10 +242,11 @@ class Exchange:
         io, head, upstream = self._io, self._head, placement.upstream
         assert self._room is not None
         key = upstream.api_key
+        address, authority = io.pool.target(upstream)
         request = upstream_head(
             head,
             base_path=upstream.base_path,
-            authority=authority_of(upstream),
+            authority=authority,
             fields=forwarded_fields(head, passes_credentials=key is None),
             body_bytes=self._record.bytes_in,
             request_id=self._record.request_id,
@@ -252,14 +254,13 @@ class Exchange:
             sends_x_api_key=key is not None and head.path.startswith("/v1/messages"),
         )
         body = self._room.body[: self._record.bytes_in]
-        address = address_of(upstream)
         try:
             response = await self._exchange_heads(address, request, body, needs_fresh=view.creates_state)
         except UpstreamFailure as failure:
             io.metrics.attempt_failed(_attempt_error(failure))
             raise _as_error(failure, upstream.url) from failure
         io.metrics.upstream_response(response.status)
-        io.metrics.stage("upstream_head", self._record.head_at - self._record.placed_at)
+        io.metrics.stage_upstream_head(self._record.head_at - self._record.placed_at)
         return response
 
     async def _exchange_heads(
@@ -313,10 +314,10 @@ class Exchange:
         relay = self._relay = Relay(
             self._downstream,
             connection,
-            response,
             framing=framing,
-            event_dialect=_CONTRACT.get(label) if api and framing != "length" else None,
+            event_dialect=_CONTRACT.get(label) if api else None,
             sse=sse,
+            must_end=label != "generate",
             observes_body=sse is None and is_ok and not is_encoded and label != "other",
         )
         if is_encoded:
@@ -498,9 +499,11 @@ class Exchange:
     def _account(self) -> None:
         io, record, relay, head = self._io, self._record, self._relay, self._head
         now = io.clock()
-        count(io.metrics, record, relay, now, io.director.model_label(record.model))
+        count(io.metrics, record, relay, now)
         if relay is not None and relay.failure is not None and record.endpoint:
             io.metrics.stream_failure(record.endpoint, _stream_failure(relay.failure))
+        if not io.log.wants_access(record.is_routine):
+            return
         write_access_line(
             io.log,
             record,

@@ -67,18 +67,21 @@ class RequestIds:
 
     def choose(self, head: RequestHead, prefix: str) -> str:
         """Return the client's id if one is present and printable, else a fresh one with ``prefix``."""
-        values = head.values
+        found = head.derived.get("request_id")
+        if found is None:
+            found = head.derived["request_id"] = (self._find(head.values),)
+        chosen: str | None = found[0]
+        return self.generate(prefix) if chosen is None else chosen
+
+    def _find(self, values: dict[bytes, bytes]) -> str | None:
         for name in self._headers:
             value = values.get(name)
             if value is not None:
                 text = value.decode("latin-1")
                 # An empty value wins too, as in the reference router: it is the client's choice.
-                if len(text) <= MAX_REQUEST_ID_BYTES and (
-                    not text or (text.isascii() and text.isprintable())
-                ):
-                    return text
-                break
-        return self.generate(prefix)
+                is_usable = not text or (text.isascii() and text.isprintable())
+                return text if is_usable and len(text) <= MAX_REQUEST_ID_BYTES else None
+        return None
 
     def generate(self, prefix: str) -> str:
         block = self._block
@@ -108,6 +111,14 @@ class HttpDate:
 
 def forwarded_fields(head: RequestHead, passes_credentials: bool) -> bytes:
     """Return the client's surviving request fields as header lines."""
+    key = "with credentials" if passes_credentials else "without credentials"
+    block: bytes | None = head.derived.get(key)
+    if block is None:
+        block = head.derived[key] = _surviving(head, passes_credentials)
+    return block
+
+
+def _surviving(head: RequestHead, passes_credentials: bool) -> bytes:
     named = head.connection_tokens
     parts: list[bytes] = []
     for name, value in head.fields:
@@ -171,22 +182,34 @@ def downstream_head(
     extra: tuple[Field, ...] = (),
 ) -> bytes:
     """Return the response head towards the client; ``framing`` is the framing line, or empty."""
+    parts = [
+        b"HTTP/1.1 %d %b\r\n" % (response.status, response.reason),
+        _relayed_fields(response, upstream_authority),
+    ]
+    if b"date" not in response.values:
+        parts += (b"date: ", date, b"\r\n")
+    for name, value in extra:
+        parts += (name, b": ", value, b"\r\n")
+    parts += (framing, b"x-request-id: ", request_id.encode("latin-1"))
+    parts.append(b"\r\nconnection: close\r\n\r\n" if closes else b"\r\n\r\n")
+    return b"".join(parts)
+
+
+def _relayed_fields(response: ResponseHead, authority: str) -> bytes:
+    block: bytes | None = response.derived.get(authority)
+    if block is not None:
+        return block
     named = response.connection_tokens
-    parts = [b"HTTP/1.1 %d " % response.status, response.reason, b"\r\n"]
+    parts: list[bytes] = []
     for name, value in response.fields:
         key = name.lower()
         if key in _RESPONSE_DROPPED or key in named or key in _MESH_RESPONSE_FIELDS:
             continue
         if key in (b"location", b"content-location"):
-            value = _local_reference(value, upstream_authority)
+            value = _local_reference(value, authority)
         parts += (name, b": ", value, b"\r\n")
-    if b"date" not in response.values:
-        parts += (b"date: ", date, b"\r\n")
-    for name, value in extra:
-        parts += (name, b": ", value, b"\r\n")
-    parts += (framing, b"x-request-id: ", request_id.encode("latin-1"), b"\r\n")
-    parts.append(b"connection: close\r\n\r\n" if closes else b"\r\n")
-    return b"".join(parts)
+    block = response.derived[authority] = b"".join(parts)
+    return block
 
 
 def _local_reference(value: bytes, authority: str) -> bytes:

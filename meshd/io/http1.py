@@ -12,8 +12,8 @@ Deliberately unsupported: HTTP/2 and h2c, trailers (dropped), obs-fold, HTTP/0.9
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
-from typing import Final
+from dataclasses import dataclass, field
+from typing import Any, Final
 
 import httptools
 
@@ -54,6 +54,8 @@ class RequestHead:
     is_chunked: bool
     keeps_alive: bool
     connection_tokens: frozenset[bytes]
+    # What was worked out from this head before; heads repeat, see `HeadCache`.
+    derived: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def has_body(self) -> bool:
@@ -74,14 +76,12 @@ class ResponseHead:
     has_body: bool  # by status and request method (RFC 9112 §6.3)
     keeps_alive: bool
     connection_tokens: frozenset[bytes]
+    is_sse: bool
+    derived: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def is_close_delimited(self) -> bool:
         return self.has_body and not self.is_chunked and self.content_length is None
-
-    @property
-    def is_sse(self) -> bool:
-        return self.values.get(b"content-type", b"").lower().startswith(b"text/event-stream")
 
 
 class UpstreamProtocolError(Exception):
@@ -342,6 +342,7 @@ def _parse_response_head(raw: bytes, request_method: str) -> ResponseHead:
         has_body=has_body,
         keeps_alive=is_http11 and b"close" not in tokens,
         connection_tokens=tokens,
+        is_sse=values.get(b"content-type", b"").lower().startswith(b"text/event-stream"),
     )
 
 

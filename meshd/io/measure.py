@@ -5,7 +5,7 @@ Open labels (model, path, code) are resolved on first use; the metric row bounds
 
 from __future__ import annotations
 
-from meshd.metrics.cells import Counter, Histogram, MetricRow
+from meshd.metrics.cells import BufferedHistogram, Counter, MetricRow
 
 _ROUTER = {"router_type": "http"}
 _TARGET = {"router_type": "http", "backend_type": "regular"}
@@ -37,37 +37,42 @@ class IoMetrics:
         self.disconnects = row.counter("mesh_http_client_disconnects_total")
         self.tickets_granted = row.counter("mesh_http_rate_limit_total", result="allowed")
         self.tickets_refused = row.counter("mesh_http_rate_limit_total", result="rejected")
-        self.admission_wait = row.histogram("mesh_admission_wait_seconds")
+        self.admission_wait = row.buffered_histogram("mesh_admission_wait_seconds")
         self.tickets_held = row.gauge("mesh_admission_held")
         self.requests_waiting = row.gauge("mesh_admission_waiting")
         self.body_reserved = row.gauge("mesh_body_memory_reserved_bytes")
         self.admission_canceled = row.counter("mesh_admission_canceled_total")
-        self.overhead = row.histogram("mesh_router_overhead_seconds", **_ROUTER)
+        self.overhead = row.buffered_histogram("mesh_router_overhead_seconds", **_ROUTER)
         self.upstream_connections = row.gauge("mesh_worker_connections_active", **_ATTEMPT)
         self.reuse_retries = row.counter("mesh_worker_reuse_retries_total")
-        self.loop_lag = row.histogram("mesh_event_loop_lag_seconds")
+        self.loop_lag = row.buffered_histogram("mesh_event_loop_lag_seconds")
         self.log_drops = row.counter("mesh_internal_drops_total", queue="log")
-        self._stages = {
-            name: row.histogram("mesh_router_stage_duration_seconds", stage=name, **_ROUTER)
-            for name in ("admission", "body", "prepare", "placement", "upstream_head", "relay")
-        }
-        self._requests: dict[tuple[str, str], tuple[Counter, Histogram]] = {}
+        self.stage_admission, self.stage_body, self.stage_prepare = (
+            row.buffered_histogram("mesh_router_stage_duration_seconds", stage=name, **_ROUTER).observe
+            for name in ("admission", "body", "prepare")
+        )
+        self.stage_placement, self.stage_upstream_head, self.stage_relay = (
+            row.buffered_histogram("mesh_router_stage_duration_seconds", stage=name, **_ROUTER).observe
+            for name in ("placement", "upstream_head", "relay")
+        )
+        self.flush = row.flush
+        self._requests: dict[tuple[str, str], tuple[Counter, BufferedHistogram]] = {}
         self._responses: dict[tuple[int, str], Counter] = {}
         self._upstream_responses: dict[int, Counter] = {}
-        self._routed: dict[tuple[str, str, bool], tuple[Counter, Histogram]] = {}
+        self._routed: dict[tuple[str, str, bool], tuple[Counter, BufferedHistogram]] = {}
         self._observed: dict[tuple[str, str], ObservedMetrics] = {}
         self._selections: dict[tuple[str, str], Counter] = {}
 
     # ------------------------------------------------------------------------------- HTTP and router
 
-    def request(self, path: str, method: str) -> Histogram:
+    def request(self, path: str, method: str) -> BufferedHistogram:
         """Count a head; the histogram takes the duration of its response."""
         handles = self._requests.get((path, method))
         if handles is None:
             labels = {"path": path, "method": method}
             handles = self._requests[(path, method)] = (
                 self._row.counter("mesh_http_requests_total", **labels),
-                self._row.histogram("mesh_http_request_duration_seconds", **labels),
+                self._row.buffered_histogram("mesh_http_request_duration_seconds", **labels),
             )
         handles[0].inc()
         return handles[1]
@@ -88,7 +93,7 @@ class IoMetrics:
             )
         counter.inc()
 
-    def routed(self, model: str, endpoint: str, is_streaming: bool) -> Histogram:
+    def routed(self, model: str, endpoint: str, is_streaming: bool) -> BufferedHistogram:
         """Count a request whose view was delivered; the histogram takes its duration."""
         key = (model, endpoint, is_streaming)
         handles = self._routed.get(key)
@@ -97,7 +102,7 @@ class IoMetrics:
             streaming = "true" if is_streaming else "false"
             handles = self._routed[key] = (
                 self._row.counter("mesh_router_requests_total", streaming=streaming, **labels),
-                self._row.histogram("mesh_router_request_duration_seconds", **labels),
+                self._row.buffered_histogram("mesh_router_request_duration_seconds", **labels),
             )
         handles[0].inc()
         return handles[1]
@@ -117,9 +122,6 @@ class IoMetrics:
         if found is None:
             found = self._observed[(model, endpoint)] = ObservedMetrics(self._row, model, endpoint)
         return found
-
-    def stage(self, name: str, seconds: float) -> None:
-        self._stages[name].observe(seconds)
 
     def observation_skipped(self, reason: str) -> None:
         self._row.counter("mesh_observation_skipped_total", reason=reason).inc()
@@ -158,9 +160,9 @@ class ObservedMetrics:
 
     def __init__(self, row: MetricRow, model: str, endpoint: str) -> None:
         labels = {"model": model, "endpoint": endpoint, **_TARGET}
-        self.ttft = row.histogram("mesh_router_ttft_seconds", **labels)
-        self.tpot = row.histogram("mesh_router_tpot_seconds", **labels)
-        self.generation = row.histogram("mesh_router_generation_duration_seconds", **labels)
+        self.ttft = row.buffered_histogram("mesh_router_ttft_seconds", **labels)
+        self.tpot = row.buffered_histogram("mesh_router_tpot_seconds", **labels)
+        self.generation = row.buffered_histogram("mesh_router_generation_duration_seconds", **labels)
         self.input_tokens = row.counter("mesh_router_tokens_total", token_type="input", **labels)
         self.output_tokens = row.counter("mesh_router_tokens_total", token_type="output", **labels)
 
@@ -172,12 +174,12 @@ class PrepareCounters:
         self._row = row
         self._retries = row.counter("mesh_prepare_retries_total")
         self.job_submitted = row.counter("mesh_prepare_jobs_total").inc
-        self.queue_seconds = row.histogram("mesh_prepare_queue_seconds").observe
-        self.run_seconds = row.histogram("mesh_prepare_run_seconds").observe
+        self.queue_seconds = row.buffered_histogram("mesh_prepare_queue_seconds").observe
+        self.run_seconds = row.buffered_histogram("mesh_prepare_run_seconds").observe
         self.queued = row.gauge("mesh_prepare_queued_jobs").set
         self.dispatched = row.gauge("mesh_prepare_dispatched_jobs").set
         self._stages = {
-            name: row.histogram("mesh_prepare_stage_seconds", stage=name)
+            name: row.buffered_histogram("mesh_prepare_stage_seconds", stage=name)
             for name in ("json_parse", "view", "template", "encode")
         }
 

@@ -14,10 +14,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
+from meshd.io.head_cache import ResponseHeads
 from meshd.io.upstream import UpstreamConnection, UpstreamFailure
 from meshd.routing.upstream import Upstream
 
 MAX_IDLE_PER_ORIGIN: Final = 256
+_MAX_TARGETS: Final = 4096  # origins come and go; this is only a memo
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,12 +63,23 @@ class UpstreamPool:
         self._tls = tls
         self._on_count = on_count
         self._clock = clock
+        self._heads = ResponseHeads()
+        self._targets: dict[str, tuple[Address, str]] = {}
         self._idle: dict[str, list[UpstreamConnection]] = {}
         self._open: set[UpstreamConnection] = set()
 
     def __repr__(self) -> str:
         idle = sum(len(stack) for stack in self._idle.values())
         return f"UpstreamPool(open={len(self._open)} idle={idle} busy={len(self._open) - idle})"
+
+    def target(self, upstream: Upstream) -> tuple[Address, str]:
+        """Return the address and the authority of an upstream, made once per origin."""
+        target = self._targets.get(upstream.base_url)
+        if target is None:
+            if len(self._targets) >= _MAX_TARGETS:
+                self._targets.clear()
+            target = self._targets[upstream.base_url] = (address_of(upstream), authority_of(upstream))
+        return target
 
     def try_idle(self, address: Address) -> UpstreamConnection | None:
         """Return a usable idle connection, or None."""
@@ -83,7 +96,7 @@ class UpstreamPool:
         """Open a fresh connection; raise UpstreamFailure with the code of the cause."""
 
         def factory() -> UpstreamConnection:
-            return UpstreamConnection(address.key, self._loop, self._forget, self._clock)
+            return UpstreamConnection(address.key, self._loop, self._forget, self._clock, self._heads.parse)
 
         try:
             async with asyncio.timeout(self._connect_timeout_s):

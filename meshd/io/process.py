@@ -179,6 +179,7 @@ class IoProcess:
         self.server.check_timers(now)
         self._set_gauges()
         self.pool.sweep()
+        self.metrics.flush()
         if self.log.waiting:
             self.log.flush()
         if self.log.dropped > self._log_drops:
@@ -230,6 +231,7 @@ class IoProcess:
         self._end(0)
 
     def _end(self, code: int) -> None:
+        self.metrics.flush()
         self.log.flush(10_000)
         if not self._ended.done():
             self._ended.set_result(code)

@@ -19,7 +19,6 @@ import orjson
 
 from meshd.api.dialects import StreamDialect, error_event
 from meshd.io.downstream import DownstreamConnection
-from meshd.io.http1 import ResponseHead
 from meshd.io.sse import SseRelay, Usage
 from meshd.io.upstream import UpstreamConnection, UpstreamFailure
 
@@ -49,6 +48,7 @@ class Relay:
         "_downstream",
         "_event_dialect",
         "_framing",
+        "_head",
         "_must_end",
         "_observes_events",
         "_sse",
@@ -68,7 +68,6 @@ class Relay:
         self,
         downstream: DownstreamConnection,
         upstream: UpstreamConnection,
-        head: ResponseHead,
         *,
         framing: str,
         event_dialect: StreamDialect | None,
@@ -84,6 +83,7 @@ class Relay:
         self._observes_events = sse is not None and sse.is_observing
         self._sse = sse
         self._done: asyncio.Future[str] | None = None
+        self._head = b""  # not written yet: it goes out with the first bytes of the body
         self._body: list[bytes] = []
         self.observes_body = observes_body
         self.bytes_out = 0
@@ -102,8 +102,10 @@ class Relay:
 
     async def run(self, head: bytes) -> str:
         """Write ``head``, then relay until the response has ended; return the outcome."""
-        self._downstream.write(head)
+        self._head = head
         self._upstream.attach(self)
+        if self._head:
+            self._write(b"")
         if not self.outcome:
             # What came before may have filled the client's buffer, or an earlier answer still does.
             if self._downstream.is_write_paused:
@@ -149,7 +151,7 @@ class Relay:
         elif self.observes_body and self._body:
             self._read_usage()
         if self._framing == "chunked":
-            self._downstream.write(b"0\r\n\r\n")
+            self._write(b"0\r\n\r\n")
         self._end("backend_error" if sse is not None and sse.has_error_event else "completed")
 
     def _needs_end(self, sse: SseRelay) -> bool:
@@ -166,7 +168,7 @@ class Relay:
             # A cut after the API's own success marker is a normal end.
             self._send(sse.finish())
             if self._framing == "chunked":
-                self._downstream.write(b"0\r\n\r\n")
+                self._write(b"0\r\n\r\n")
             self._end("completed")
             return
         self._fail(failure)
@@ -178,9 +180,15 @@ class Relay:
             return
         self.bytes_out += len(data)
         if self._framing == "chunked":
-            self._downstream.write(b"%x\r\n%b\r\n" % (len(data), data))
+            self._write(b"%x\r\n%b\r\n" % (len(data), data))
         elif self._framing != "none":
-            self._downstream.write(data)
+            self._write(data)
+
+    def _write(self, data: bytes) -> None:
+        if self._head:
+            data = self._head + data
+            self._head = b""
+        self._downstream.write(data)
 
     def _fail(self, failure: UpstreamFailure) -> None:
         """Show the client a broken response, in the words of its API where it can still be told."""
@@ -204,8 +212,10 @@ class Relay:
             )
             self._send(event)
         if can_tell and self._framing == "chunked":
-            self._downstream.write(b"0\r\n\r\n")
+            self._write(b"0\r\n\r\n")
         elif not can_tell:
+            if self._head:
+                self._write(b"")
             # Where the end of the connection is the end of the body, only a reset shows the truncation.
             self._downstream.abort(resets=self._framing == "close")
         self._end("backend_error" if sse is not None and sse.has_error_event else "body_error")

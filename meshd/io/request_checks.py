@@ -21,6 +21,8 @@ def content_length_of(head: RequestHead) -> int | None:
 
 def check_endpoint_head(endpoint: Endpoint, head: RequestHead, max_body_bytes: int) -> None:
     """Raise MeshError for the first check that fails: encoding, type, length, expectation."""
+    if head.derived.get("checked for") == endpoint.number:
+        return  # this very head has passed before
     values = head.values
     if endpoint.has_prepare_job:
         encoding = values.get(b"content-encoding", b"identity")
@@ -38,3 +40,4 @@ def check_endpoint_head(endpoint: Endpoint, head: RequestHead, max_body_bytes: i
         and (expect.lower() != b"100-continue" or b"expect" in head.repeated)
     ):
         raise MeshError("expectation_failed", "The only expectation served is 100-continue.")
+    head.derived["checked for"] = endpoint.number

@@ -62,10 +62,15 @@ class Usage:
 
     def merge_payload(self, payload: dict[str, Any], is_messages: bool) -> None:
         """Take usage from wherever an event or a body carries it."""
-        for holder in (payload, payload.get("response"), payload.get("message")):
-            if isinstance(holder, dict):
-                self.merge(holder.get("usage"), is_messages)
-        self.merge(payload.get("meta_info"), is_messages)
+        for name in _USAGE_HOLDERS & payload.keys():
+            found = payload[name]
+            if name in ("response", "message"):
+                found = found.get("usage") if isinstance(found, dict) else None
+            if found:
+                self.merge(found, is_messages)
+
+
+_USAGE_HOLDERS: Final = frozenset(("usage", "response", "message", "meta_info"))
 
 
 def _number(usage: dict[str, Any], names: tuple[str, ...], default: int) -> int:

@@ -106,6 +106,10 @@ class Log:
     def error(self, event: str, **fields: Any) -> None:
         self._write(ERROR, event, fields)
 
+    def wants_access(self, is_routine: bool = False) -> bool:
+        """Whether an access line would be written; ask before building one."""
+        return (DEBUG if is_routine else INFO) >= self._rank
+
     def access(self, fields: dict[str, Any], *, is_routine: bool = False) -> None:
         """Keep the line of a finished request until ``flush``; the log owns ``fields`` from now on.
 

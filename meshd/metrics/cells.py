@@ -9,7 +9,8 @@ Not for threads: a row has one writer, the thread that runs its process's loop.
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable
 from typing import Final
 
 import orjson
@@ -89,6 +90,43 @@ class Histogram:
         self._floats[self._sum] += value
 
 
+class BufferedHistogram:
+    """A histogram for hot paths: ``observe`` is one append, the cells are written by ``MetricRow.flush``.
+
+    1,000 values sorted and bisected by bucket cost 0.1 µs each, against 0.5 µs one by one. What a process
+    has not flushed when it is killed is lost.
+    """
+
+    __slots__ = ("_bounds", "_floats", "_index", "_sum", "_values", "_words", "observe")
+
+    def __init__(
+        self, words: memoryview[int], floats: memoryview[float], index: int, bounds: tuple[float, ...]
+    ) -> None:
+        self._words = words
+        self._floats = floats
+        self._index = index
+        self._bounds = bounds
+        self._sum = index + len(bounds) + 1
+        self._values: list[float] = []
+        self.observe: Callable[[float], None] = self._values.append
+
+    def flush(self) -> None:
+        values = self._values
+        if not values:
+            return
+        values.sort()
+        words, index, below = self._words, self._index, 0
+        for place, bound in enumerate(self._bounds):
+            upto = bisect_right(values, bound)
+            if upto != below:
+                words[index + place] += upto - below
+                below = upto
+        if len(values) != below:
+            words[index + len(self._bounds)] += len(values) - below
+        self._floats[self._sum] += sum(values)
+        values.clear()
+
+
 class MetricRow:
     """The writing end of row ``row``. One process at a time may hold it, from start to exit.
 
@@ -108,6 +146,7 @@ class MetricRow:
         self._cells: dict[tuple[int, tuple[str, ...]], int] = dict(preset.first)
         self._cells_end = preset.end
         self._seen: dict[str, set[str]] = {}
+        self._buffered: list[BufferedHistogram] = []
         self._take_over()
 
     def counter(self, name: str, **labels: str) -> Counter:
@@ -122,6 +161,18 @@ class MetricRow:
     def histogram(self, name: str, **labels: str) -> Histogram:
         cell, family = self._find(name, Kind.HISTOGRAM, labels)
         return Histogram(self._words, self._floats, cell, family.buckets)
+
+    def buffered_histogram(self, name: str, **labels: str) -> BufferedHistogram:
+        """Resolve a histogram that is written by ``flush``; ask for each series once."""
+        cell, family = self._find(name, Kind.HISTOGRAM, labels)
+        histogram = BufferedHistogram(self._words, self._floats, cell, family.buckets)
+        self._buffered.append(histogram)
+        return histogram
+
+    def flush(self) -> None:
+        """Write what buffered histograms hold; its process calls this several times a second."""
+        for histogram in self._buffered:
+            histogram.flush()
 
     def __repr__(self) -> str:
         return f"MetricRow({len(self._cells)} series, {self._words[layout.OWNERS]} owners)"

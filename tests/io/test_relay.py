@@ -64,7 +64,6 @@ class Scene:
         self.relay = Relay(
             self.client,  # type: ignore[arg-type]
             self.upstream,
-            response.result(),
             framing=framing,
             event_dialect=dialect,
             sse=sse,
