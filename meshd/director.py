@@ -168,27 +168,22 @@ class Director:
         """Make the prepare job of a body that is whole; `prepare` runs it."""
         return Job(endpoint.number, self._placer.needs, room.slot, body_length, _ignore)
 
-    async def prepare(self, job: Job) -> RoutingView:
-        """Run the job; return its view, or raise the MeshError that refuses the request."""
+    def prepare(self, job: Job) -> asyncio.Future[Result]:
+        """Submit the job; the future gives its view, or the MeshError that refuses the request.
+
+        Whoever stops waiting for it calls `cancel` first. Raises MeshError when the pool takes no job.
+        """
         future: asyncio.Future[Result] = self._loop.create_future()
-
-        def done(result: Result) -> None:
-            if not future.done():  # a cancelled task has not run yet, so neither has its `cancel` below
-                future.set_result(result)
-
-        job.on_done = done
+        job.on_done = future.set_result
         self._prepare.submit(job)
         if not self._is_flush_due:
             self._is_flush_due = True
             self._loop.call_soon(self._flush)
-        try:
-            result = await future
-        except asyncio.CancelledError:
-            self._prepare.cancel(job)
-            raise
-        if isinstance(result, MeshError):
-            raise result
-        return result
+        return future
+
+    def cancel(self, job: Job) -> None:
+        """Forget a job whose result nobody waits for any more; harmless when it has ended."""
+        self._prepare.cancel(job)
 
     def _flush(self) -> None:
         """Ring the doorbells of this tick: one wake-up for all the jobs it submitted."""

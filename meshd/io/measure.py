@@ -48,11 +48,11 @@ class IoMetrics:
         self.loop_lag = row.buffered_histogram("mesh_event_loop_lag_seconds")
         self.log_drops = row.counter("mesh_internal_drops_total", queue="log")
         self.stage_admission, self.stage_body, self.stage_prepare = (
-            row.buffered_histogram("mesh_router_stage_duration_seconds", stage=name, **_ROUTER).observe
+            row.buffered_histogram("mesh_router_stage_duration_seconds", stage=name, **_ROUTER)
             for name in ("admission", "body", "prepare")
         )
         self.stage_placement, self.stage_upstream_head, self.stage_relay = (
-            row.buffered_histogram("mesh_router_stage_duration_seconds", stage=name, **_ROUTER).observe
+            row.buffered_histogram("mesh_router_stage_duration_seconds", stage=name, **_ROUTER)
             for name in ("placement", "upstream_head", "relay")
         )
         self.flush = row.flush

@@ -24,6 +24,7 @@ from meshd.config import Settings
 from meshd.control import ChildLink, Manifest, ProcessBoard, State, start_child
 from meshd.director import Director
 from meshd.errors import StartupError
+from meshd.io.account import Ledger
 from meshd.io.downstream import DownstreamConnection
 from meshd.io.headers import HttpDate, RequestIds
 from meshd.io.measure import IoMetrics, PrepareCounters
@@ -134,6 +135,7 @@ class IoProcess:
             io_process=manifest.index,
             # uvloop's own clock stands still within a turn and counts whole milliseconds
             clock=time.monotonic,
+            ledger=Ledger(self.metrics, self.log),
         )
         self.server = Server(self.services, _connection_cap())
         self._listener = socket.socket(fileno=os.dup(fds["listen"]))
@@ -179,6 +181,7 @@ class IoProcess:
         self.server.check_timers(now)
         self._set_gauges()
         self.pool.sweep()
+        self.services.ledger.settle()
         self.metrics.flush()
         if self.log.waiting:
             self.log.flush()
@@ -231,6 +234,7 @@ class IoProcess:
         self._end(0)
 
     def _end(self, code: int) -> None:
+        self.services.ledger.settle()
         self.metrics.flush()
         self.log.flush(10_000)
         if not self._ended.done():

@@ -15,11 +15,9 @@ from __future__ import annotations
 import asyncio
 from typing import Final
 
-import orjson
-
 from meshd.api.dialects import StreamDialect, error_event
 from meshd.io.downstream import DownstreamConnection
-from meshd.io.sse import SseRelay, Usage
+from meshd.io.sse import SseRelay
 from meshd.io.upstream import UpstreamConnection, UpstreamFailure
 
 MAX_OBSERVED_BODY_BYTES: Final = 1 << 20
@@ -62,6 +60,7 @@ class Relay:
         "outcome",
         "skipped_observation",
         "usage",
+        "usage_body",
     )
 
     def __init__(
@@ -84,7 +83,7 @@ class Relay:
         self._sse = sse
         self._done: asyncio.Future[str] | None = None
         self._head = b""  # not written yet: it goes out with the first bytes of the body
-        self._body: list[bytes] = []
+        self._body: list[bytes] = []  # observed so far
         self.observes_body = observes_body
         self.bytes_out = 0
         self.outcome = ""
@@ -92,7 +91,8 @@ class Relay:
         self.failure: UpstreamFailure | None = None
         self.first_token_at = 0.0
         self.ended_at = 0.0  # the API's own end of stream, or the last byte
-        self.usage = sse.usage if sse is not None else Usage()
+        self.usage = sse.usage if sse is not None else None
+        self.usage_body = b""  # a whole plain body, kept for whoever counts its usage
         self.skipped_observation = ""
 
     def __repr__(self) -> str:
@@ -148,8 +148,8 @@ class Relay:
                 self._fail(UpstreamFailure("upstream_protocol_error", "no end of stream", True, True))
                 return
             self._send(rest)
-        elif self.observes_body and self._body:
-            self._read_usage()
+        elif self._body:
+            self.usage_body = self._body[0] if len(self._body) == 1 else b"".join(self._body)
         if self._framing == "chunked":
             self._write(b"0\r\n\r\n")
         self._end("backend_error" if sse is not None and sse.has_error_event else "completed")
@@ -236,13 +236,3 @@ class Relay:
             self.observes_body = False
             self.skipped_observation = "body_too_large"
             self._body.clear()
-
-    def _read_usage(self) -> None:
-        body = self._body[0] if len(self._body) == 1 else b"".join(self._body)
-        self._body = []
-        try:
-            payload = orjson.loads(body)
-        except orjson.JSONDecodeError:
-            return
-        if isinstance(payload, dict):
-            self.usage.merge_payload(payload, self._event_dialect == "messages")

@@ -61,7 +61,6 @@ class Server:
         services = self._services
         exchange = Exchange(services, connection, head)
         services.exchanges.add(exchange)
-        exchange.start()
         return exchange
 
     def refuse(self, connection: DownstreamConnection, error: MeshError) -> bytes:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from meshd.config import Settings
 from meshd.director import Director
+from meshd.io.account import Ledger
 from meshd.io.exchange import Exchange
 from meshd.io.headers import HttpDate, RequestIds
 from meshd.io.measure import IoMetrics
@@ -33,5 +34,6 @@ class Services:
     max_body_bytes: int
     io_process: int
     clock: Callable[[], float]
+    ledger: Ledger
     exchanges: set[Exchange] = field(default_factory=set)
     is_draining: bool = False

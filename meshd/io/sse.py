@@ -38,6 +38,18 @@ class Usage:
     def __repr__(self) -> str:
         return f"Usage(in={self.input_tokens} out={self.output_tokens})"
 
+    @classmethod
+    def of_body(cls, body: bytes, is_messages: bool) -> Usage:
+        """Read the usage of a plain JSON answer; a body that is no JSON object has none."""
+        usage = cls()
+        try:
+            payload = orjson.loads(body)
+        except orjson.JSONDecodeError:
+            return usage
+        if isinstance(payload, dict):
+            usage.merge_payload(payload, is_messages)
+        return usage
+
     @property
     def is_known(self) -> bool:
         return self._input >= 0 or self._output >= 0
@@ -54,11 +66,11 @@ class Usage:
         """Take the numbers of one usage object; anything else is ignored."""
         if not isinstance(usage, dict):
             return
-        self._input = _number(usage, ("prompt_tokens", "input_tokens"), self._input)
-        self._output = _number(usage, ("completion_tokens", "output_tokens"), self._output)
+        self._input = _number(usage, "prompt_tokens", "input_tokens", self._input)
+        self._output = _number(usage, "completion_tokens", "output_tokens", self._output)
         if is_messages:
-            self._cache_write = _number(usage, ("cache_creation_input_tokens",), self._cache_write)
-            self._cache_read = _number(usage, ("cache_read_input_tokens",), self._cache_read)
+            self._cache_write = _number(usage, "cache_creation_input_tokens", "", self._cache_write)
+            self._cache_read = _number(usage, "cache_read_input_tokens", "", self._cache_read)
 
     def merge_payload(self, payload: dict[str, Any], is_messages: bool) -> None:
         """Take usage from wherever an event or a body carries it."""
@@ -73,12 +85,12 @@ class Usage:
 _USAGE_HOLDERS: Final = frozenset(("usage", "response", "message", "meta_info"))
 
 
-def _number(usage: dict[str, Any], names: tuple[str, ...], default: int) -> int:
-    for name in names:
-        value = usage.get(name)
-        if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
-            return value
-    return default
+def _number(usage: dict[str, Any], name: str, other: str, default: int) -> int:
+    value = usage.get(name)
+    if value is None:
+        value = usage.get(other)
+    # an exact type: a JSON boolean is no number
+    return value if type(value) is int and value >= 0 else default
 
 
 class SseRelay:

@@ -157,6 +157,10 @@ class UpstreamConnection(asyncio.Protocol):
     def is_sent(self) -> bool:
         return self.transport is None or self.transport.get_write_buffer_size() == 0
 
+    @property
+    def unsent_bytes(self) -> int:
+        return 0 if self.transport is None else self.transport.get_write_buffer_size()
+
     def attach(self, sink: BodySink) -> None:
         """Give the body to ``sink`` from now on, at once with what came already.
 

@@ -97,7 +97,7 @@ class BufferedHistogram:
     has not flushed when it is killed is lost.
     """
 
-    __slots__ = ("_bounds", "_floats", "_index", "_sum", "_values", "_words", "observe")
+    __slots__ = ("_bounds", "_floats", "_index", "_sum", "_values", "_words", "extend", "observe")
 
     def __init__(
         self, words: memoryview[int], floats: memoryview[float], index: int, bounds: tuple[float, ...]
@@ -109,6 +109,7 @@ class BufferedHistogram:
         self._sum = index + len(bounds) + 1
         self._values: list[float] = []
         self.observe: Callable[[float], None] = self._values.append
+        self.extend: Callable[[list[float]], None] = self._values.extend
 
     def flush(self) -> None:
         values = self._values

@@ -1,0 +1,152 @@
+"""One leg of a request: the exchange with one upstream, up to its response head, and its timers."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Final
+
+from meshd.errors import MeshError
+from meshd.io.http1 import ResponseHead
+from meshd.io.pool import Address
+from meshd.io.upstream import UpstreamConnection, UpstreamFailure
+
+if TYPE_CHECKING:
+    from meshd.io.services import Services
+
+_MESSAGES: Final = {
+    "upstream_connection_failed": "The upstream could not be reached, or closed the connection.",
+    "upstream_connect_timeout": "The upstream did not accept a connection in time.",
+    "upstream_timeout": "The upstream did not answer in time.",
+    "upstream_protocol_error": "The upstream sent something that is not HTTP/1.1.",
+    "admission_closed": "The server is shutting down.",
+}
+_ERROR_TYPES: Final = {
+    "upstream_connection_failed": "reset",
+    "upstream_connect_timeout": "connect_timeout",
+    "upstream_timeout": "timeout",
+    "upstream_protocol_error": "protocol",
+}
+
+
+class Leg:
+    """One HTTP exchange with one upstream; it owns its connection until `release` or `close`."""
+
+    __slots__ = (
+        "_first_byte_deadline",
+        "_io",
+        "_is_closed",
+        "_progress_at",
+        "_unsent_bytes",
+        "connection",
+        "is_reused",
+        "request_deadline",
+        "response",
+    )
+
+    def __init__(self, io: Services, request_deadline: float) -> None:
+        self._io = io
+        self._first_byte_deadline = 0.0
+        self._is_closed = False
+        self._progress_at = 0.0
+        self._unsent_bytes = 0
+        self.request_deadline = request_deadline
+        self.connection: UpstreamConnection | None = None
+        self.response: ResponseHead | None = None
+        self.is_reused = False
+
+    def __repr__(self) -> str:
+        return f"Leg({self.connection!r} reused={self.is_reused})"
+
+    async def ask(
+        self, address: Address, method: str, request: bytes, body: memoryview | None, needs_fresh: bool
+    ) -> ResponseHead:
+        """Send a request and return the response head; raise UpstreamFailure.
+
+        A reused connection that dies before any response byte is replaced once, by a fresh one
+        (upstream.md §5); ``needs_fresh`` rules reuse out. ``body`` stays the caller's to keep until sent.
+        """
+        io = self._io
+        connection = None if needs_fresh else io.pool.try_idle(address)
+        if connection is not None:
+            self.is_reused = True
+            try:
+                response = self.response = await self._start(connection, method, request, body)
+                return response
+            except UpstreamFailure as failure:
+                if failure.has_response_bytes or failure.code != "upstream_connection_failed":
+                    raise
+                io.metrics.reuse_retries.inc()
+                self.is_reused = False
+        connection = await io.pool.connect(address)
+        if self._is_closed:
+            connection.close()
+            raise asyncio.CancelledError
+        response = self.response = await self._start(connection, method, request, body)
+        return response
+
+    def _start(
+        self, connection: UpstreamConnection, method: str, request: bytes, body: memoryview | None
+    ) -> asyncio.Future[ResponseHead]:
+        self.connection = connection
+        response = connection.start(method, request, body)
+        limit_s = self._io.settings.first_byte_timeout_secs
+        if limit_s:
+            self._first_byte_deadline = connection.last_byte_at + limit_s
+        return response
+
+    def close(self) -> None:
+        """End it at once; the upstream sees its connection close."""
+        self._is_closed = True
+        if self.connection is not None:
+            self.connection.close()
+
+    def release(self) -> None:
+        """Give the connection back to the pool, which keeps it only if the exchange left it clean."""
+        if self.connection is not None:
+            self._io.pool.release(self.connection)
+
+    def fail(self, code: str, cause: str) -> None:
+        if self.connection is not None:
+            self.connection.fail(code, cause)
+
+    # ----------------------------------------------------------------------------------------- timers
+
+    def check_timers(self, now: float) -> None:
+        """Act on the timers of upstream.md §7; called several times a second."""
+        connection = self.connection
+        if connection is None or not connection.is_busy or connection.is_complete:
+            return
+        if self.response is None:
+            self._check_head_timers(connection, now)
+        elif not connection.is_paused:
+            if now - connection.last_byte_at > self._io.settings.stream_idle_timeout_secs:
+                connection.fail("upstream_timeout", "stream idle timer")
+            elif not self.response.is_sse and 0.0 < self.request_deadline < now:
+                connection.fail("upstream_timeout", "request timer")
+
+    def _check_head_timers(self, connection: UpstreamConnection, now: float) -> None:
+        if 0.0 < self.request_deadline < now:
+            connection.fail("upstream_timeout", "request timer")
+        elif not connection.is_sent:
+            unsent = connection.unsent_bytes
+            if unsent != self._unsent_bytes:  # it takes bytes, if slowly
+                self._unsent_bytes, self._progress_at = unsent, now
+            elif now - self._progress_at > self._io.settings.stream_idle_timeout_secs:
+                connection.fail("upstream_timeout", "the upstream takes no request bytes")
+            if self._first_byte_deadline:
+                self._first_byte_deadline = now + self._io.settings.first_byte_timeout_secs
+        elif 0.0 < self._first_byte_deadline < now:
+            connection.fail("upstream_timeout", "first-byte timer")
+
+
+def error_type_of(failure: UpstreamFailure) -> str:
+    """Return the `error_type` label of a failed attempt."""
+    is_connect = not failure.was_sent and not failure.has_response_bytes
+    if failure.code == "upstream_connection_failed" and is_connect:
+        return "connect"
+    return _ERROR_TYPES.get(failure.code, "reset")
+
+
+def as_error(failure: UpstreamFailure, url: str) -> MeshError:
+    """Translate a failure of the upstream into the client's error; addresses go to the log alone."""
+    return MeshError(failure.code, _MESSAGES[failure.code], cause=f"{url}: {failure.cause}")
