@@ -19,73 +19,36 @@ _SETTLE_AT_BYTES: Final = 8 << 20  # response bodies kept for their usage until 
 
 
 class Record:
-    """The facts of one request: filled by its exchange, settled once. Times are seconds of one clock."""
+    """The facts of one request: filled by its exchange, settled once. Times are seconds of one clock.
 
-    __slots__ = (
-        "attempts",
-        "body_at",
-        "bytes_in",
-        "bytes_out",
-        "client",
-        "duration",
-        "ended_at",
-        "endpoint",
-        "error_code",
-        "finished_at",
-        "first_token_at",
-        "head_at",
-        "is_client_gone",
-        "is_http11",
-        "is_messages",
-        "is_reused",
-        "is_routine",
-        "is_stream",
-        "job_run_s",
-        "label",
-        "method",
-        "model",
-        "model_label",
-        "outcome",
-        "path",
-        "placed_at",
-        "prepared_at",
-        "reason",
-        "request_id",
-        "routed",
-        "skipped_observation",
-        "started_at",
-        "status",
-        "stream_failure",
-        "ticket_at",
-        "upstream",
-        "usage",
-        "usage_body",
-    )
+    The defaults stand on the class: setting 37 of them for each request cost 2 µs.
+    """
+
+    ticket_at = body_at = prepared_at = placed_at = head_at = 0.0
+    first_token_at = ended_at = finished_at = job_run_s = 0.0
+    request_id = ""
+    label = "other"  # path template
+    endpoint = ""  # endpoint label; empty for routes
+    model = ""
+    model_label = "unknown"  # the bounded name of the model
+    is_stream = False
+    status = 0
+    error_code = ""
+    outcome = ""
+    upstream = reason = ""
+    attempts = bytes_in = bytes_out = 0
+    is_reused = is_client_gone = is_messages = False
+    is_routine = False  # a health route: of interest when debugging only
+    stream_failure = skipped_observation = ""
+    usage: Usage | None = None
+    usage_body = b""  # a plain JSON body whose usage is still to be read
+    duration: BufferedHistogram | None = None  # of mesh_http_request_duration_seconds
+    routed: BufferedHistogram | None = None  # of mesh_router_request_duration_seconds
+    client = method = path = ""
+    is_http11 = True
 
     def __init__(self, started_at: float) -> None:
         self.started_at = started_at
-        self.ticket_at = self.body_at = self.prepared_at = self.placed_at = self.head_at = 0.0
-        self.first_token_at = self.ended_at = self.finished_at = self.job_run_s = 0.0
-        self.request_id = ""
-        self.label = "other"  # path template
-        self.endpoint = ""  # endpoint label; empty for routes
-        self.model = ""
-        self.model_label = "unknown"  # the bounded name of the model
-        self.is_stream = False
-        self.status = 0
-        self.error_code = ""
-        self.outcome = ""
-        self.upstream = self.reason = ""
-        self.attempts = self.bytes_in = self.bytes_out = 0
-        self.is_reused = self.is_client_gone = self.is_messages = False
-        self.is_routine = False  # a health route: of interest when debugging only
-        self.stream_failure = self.skipped_observation = ""
-        self.usage: Usage | None = None
-        self.usage_body = b""  # a plain JSON body whose usage is still to be read
-        self.duration: BufferedHistogram | None = None  # of mesh_http_request_duration_seconds
-        self.routed: BufferedHistogram | None = None  # of mesh_router_request_duration_seconds
-        self.client = self.method = self.path = ""
-        self.is_http11 = True
 
     def __repr__(self) -> str:
         return f"Record({self.request_id} {self.label} {self.status} {self.outcome})"
