@@ -46,6 +46,28 @@ def test_a_manager_that_does_not_read_never_holds_us_up(manager):
     notifier.status("gone")
 
 
+def test_a_state_that_finds_the_queue_full_is_sent_when_there_is_room_and_before_signs_of_life(manager):
+    server, name = manager
+    notifier = Notifier(name, watchdog_usec=2)
+    for now_ns in range(0, 1_000_000, 1000):
+        notifier.watchdog(now_ns)
+    notifier.ready("serving")
+    notifier.stopping("draining")
+    seen = drain(server)
+    assert set(seen) == {b"WATCHDOG=1"}
+    notifier.watchdog(2_000_000)
+    assert drain(server) == [b"READY=1\nSTATUS=serving", b"STOPPING=1\nSTATUS=draining", b"WATCHDOG=1"]
+
+
+def drain(server):
+    seen = []
+    try:
+        while True:
+            seen.append(server.recv(100))
+    except BlockingIOError:
+        return seen
+
+
 def test_without_a_manager_nothing_is_sent_and_no_time_is_due():
     notifier = Notifier(None, watchdog_usec=1000)
     notifier.ready("serving")
