@@ -32,7 +32,7 @@ class RawUpstream:
     """Answers GET with 404, so that probes and discovery learn nothing, and every POST with ``reply``.
 
     After ``reply`` comes ``trickle`` each 5 ms for as long as there is a connection; without a trickle there
-    is silence. ``is_ended``: keep the connection for the next request instead. Without ``takes_bodies`` it
+    is silence. ``keeps_alive``: keep the connection for the next request instead. Without ``takes_bodies`` it
     stops reading after a head. ``requests`` has each POST once its body is complete (or will not be read),
     ``ends`` each POST whose connection ended.
     """
@@ -41,10 +41,10 @@ class RawUpstream:
         self,
         reply: bytes | Callable[[Received], bytes],
         trickle: bytes = b"",
-        is_ended: bool = False,
+        keeps_alive: bool = False,
         takes_bodies: bool = True,
     ) -> None:
-        self.reply, self.trickle, self.is_ended = reply, trickle, is_ended
+        self.reply, self.trickle, self.keeps_alive = reply, trickle, keeps_alive
         self.takes_bodies = takes_bodies
         self.requests: queue.Queue[Received] = queue.Queue()
         self.ends: queue.Queue[Received] = queue.Queue()
@@ -92,7 +92,7 @@ class RawUpstream:
                 await self._read_body(reader, received)
                 self.requests.put(received)
                 writer.write(self.reply if isinstance(self.reply, bytes) else self.reply(received))
-                if not self.is_ended:
+                if not self.keeps_alive:
                     await self._trickle_until_end(reader, writer)
                     break
         except (OSError, asyncio.IncompleteReadError):
