@@ -232,8 +232,8 @@ class DownstreamConnection(asyncio.BufferedProtocol):
         end = find_head_end(pending, self._scan_from)
         try:
             if end < 0:
+                check_partial_head(pending, server.max_head_bytes, max(0, self._scan_from - 1))
                 self._scan_from = max(0, len(pending) - 3)
-                check_partial_head(pending, server.max_head_bytes)
                 return
             raw, self._pending = pending[:end], pending[end:]
             self._scan_from = 0
@@ -266,7 +266,7 @@ class DownstreamConnection(asyncio.BufferedProtocol):
         """
         head = self.head
         assert head is not None
-        chunked = ChunkedDecoder() if head.is_chunked else None
+        chunked = ChunkedDecoder(head.trailer_bytes, head.trailer_fields) if head.is_chunked else None
         length = most if chunked else head.content_length or 0
         body = self._body = BodyReceiver(slot, length, chunked)
         pending, self._pending = self._pending, b""
@@ -313,6 +313,8 @@ class DownstreamConnection(asyncio.BufferedProtocol):
         try:
             for piece in body.chunked.feed(data):
                 self._store(body, piece)
+            if body.received + body.chunked.left > body.length:  # announced, so nobody has to send it
+                raise _too_large()
         except ChunkedError as error:
             self._body_failed(body, malformed(f"The chunked body is broken: {error}."))
             return
@@ -326,7 +328,7 @@ class DownstreamConnection(asyncio.BufferedProtocol):
     def _store(self, body: BodyReceiver, piece: bytes) -> None:
         end = body.received + len(piece)
         if end > body.length:
-            raise MeshError("body_too_large", "The request body is too large.", is_closing=True)
+            raise _too_large()
         if end > len(body.slot.body):
             larger = body.slot.grow(min(body.length, max(end, 2 * len(body.slot.body))))
             if larger is None:
@@ -533,3 +535,7 @@ class DownstreamConnection(asyncio.BufferedProtocol):
         if self.is_read_paused and self.transport is not None and not self.transport.is_closing():
             self.is_read_paused = False
             self.transport.resume_reading()
+
+
+def _too_large() -> MeshError:
+    return MeshError("body_too_large", "The request body is too large.", is_closing=True)

@@ -12,7 +12,7 @@ Deliberately unsupported: HTTP/2 and h2c, trailers (dropped), obs-fold, HTTP/0.9
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import httptools
@@ -32,7 +32,10 @@ _VERSIONED_LINE: Final = re.compile(rb"[^\r\n]* HTTP/(\d\.\d)\r\n")
 _STATUS_LINE: Final = re.compile(rb"HTTP/1\.([01]) ([1-5]\d\d)(?: ([\t -~\x80-\xff]*))?\r\n")
 _ABSOLUTE: Final = re.compile(rb"(?i:https?)://([^/?@]+)(/[^?]*)?(\?.*)?")
 _HOST: Final = re.compile(rb"(?:\[[0-9A-Fa-f:.]+\]|[0-9A-Za-z\-._~!$&'()*+,;=%]*)(?::\d{0,5})?")
-_CHUNK_SIZE: Final = re.compile(rb"([0-9A-Fa-f]{1,16})[ \t]*(?:;[\t -~\x80-\xff]*)?")
+# RFC 9112 allows white space before the semicolon; readers that disagree about it can be played off, so none.
+_CHUNK_SIZE: Final = re.compile(rb"([0-9A-Fa-f]{1,16})(?:;[\t -~\x80-\xff]*)?")
+_TRAILER_LINE: Final = re.compile(_TOKEN + rb"+:[\t -~\x80-\xff]*")
+_BARE_LINE_END: Final = re.compile(rb"\r[^\n]|(?<!\r)\n")
 _CONTROL: Final = bytes([*range(9), 11, 12, *range(14, 32), 127])
 # llhttp refuses methods it does not know; the registry, not the parser, decides about those.
 _PARSER_METHODS: Final = frozenset((b"GET", b"HEAD", b"POST", b"PUT", b"DELETE", b"OPTIONS", b"PATCH"))
@@ -54,6 +57,8 @@ class RequestHead:
     is_chunked: bool
     keeps_alive: bool
     connection_tokens: frozenset[bytes]
+    trailer_bytes: int = MAX_RESPONSE_HEAD_BYTES  # what the head has left of its limits for a trailer section
+    trailer_fields: int = MAX_RESPONSE_FIELDS
     # What was worked out from this head before; heads repeat, see `HeadCache`.
     derived: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
 
@@ -104,14 +109,17 @@ def malformed(message: str) -> MeshError:
 # ---------------------------------------------------------------------------------------- requests
 
 
-def check_partial_head(pending: bytes, max_head_bytes: int) -> None:
+def check_partial_head(pending: bytes, max_head_bytes: int, start: int = 0) -> None:
     """Refuse a head that is already too long or cannot become valid; call while its end is missing.
 
-    Raises MeshError ``uri_too_long`` or ``header_too_large``, so that nobody can make us buffer more.
+    Raises MeshError ``uri_too_long`` or ``header_too_large``, so that nobody can make us buffer more, and
+    ``malformed_request`` for a bare CR or LF at or after ``start``: a head of those alone would never end.
     """
+    if _BARE_LINE_END.search(pending, start):
+        raise malformed("The request head has a line that does not end with CRLF.")
     if len(pending) <= max_head_bytes:
         return
-    if pending.find(b"\r\n", 0, max_head_bytes) < 0:
+    if pending.find(b"\r\n", 2 if pending.startswith(b"\r\n") else 0, max_head_bytes) < 0:
         raise MeshError("uri_too_long", "The request line is too long.", is_closing=True)
     raise MeshError("header_too_large", "The request head is too large.", is_closing=True)
 
@@ -150,7 +158,10 @@ def parse_request_head(raw: bytes, max_head_bytes: int, max_fields: int) -> Requ
         raise MeshError("method_not_allowed", "CONNECT is not served.", is_closing=True)
     is_http11 = minor == b"1"
     fields = _read_fields(raw, httptools.HttpRequestParser, method, "The request head has a bad field line.")
-    return _assemble_request(method, target, is_http11, fields)
+    head = _assemble_request(method, target, is_http11, fields)
+    if head.is_chunked:
+        return replace(head, trailer_bytes=max_head_bytes - len(raw), trailer_fields=max_fields - len(fields))
+    return head
 
 
 def _request_line_error(raw: bytes) -> MeshError:
@@ -358,22 +369,36 @@ class ChunkedDecoder:
 
     ``feed(data)`` returns the payload pieces in order. After the last chunk and its trailer section
     ``is_complete`` is true and ``rest`` holds the bytes that follow the body. Extensions and trailers are
-    discarded. States: SIZE line → DATA → CRLF → SIZE … → TRAILER lines → complete.
+    discarded; the trailer section may have so many bytes and fields. ``left`` is what the current chunk
+    still owes, ``excess_bytes`` by how much the framing exceeds the data so far.
+    States: SIZE line → DATA → CRLF → SIZE … → TRAILER lines → complete.
     """
 
-    __slots__ = ("_left", "_line", "_state", "_trailer_bytes", "excess_bytes", "is_complete", "rest")
+    __slots__ = (
+        "_line",
+        "_state",
+        "_trailer_bytes_left",
+        "_trailer_fields_left",
+        "excess_bytes",
+        "is_complete",
+        "left",
+        "rest",
+    )
 
-    def __init__(self) -> None:
+    def __init__(
+        self, trailer_bytes: int = MAX_RESPONSE_HEAD_BYTES, trailer_fields: int = MAX_RESPONSE_FIELDS
+    ) -> None:
         self._state = _SIZE
-        self._left = 0
         self._line = b""
-        self._trailer_bytes = 0
+        self._trailer_bytes_left = trailer_bytes
+        self._trailer_fields_left = trailer_fields
+        self.left = 0
         self.excess_bytes = 0
         self.is_complete = False
         self.rest = b""
 
     def __repr__(self) -> str:
-        return f"ChunkedDecoder({_STATE_NAMES[self._state]} left={self._left} complete={self.is_complete})"
+        return f"ChunkedDecoder({_STATE_NAMES[self._state]} left={self.left} complete={self.is_complete})"
 
     def feed(self, data: bytes) -> list[bytes]:
         """Return payload pieces of ``data``; raise ChunkedError when the framing is broken."""
@@ -382,12 +407,12 @@ class ChunkedDecoder:
         size = len(data)
         while at < size:
             if self._state == _DATA:
-                end = min(size, at + self._left)
+                end = min(size, at + self.left)
                 pieces.append(data[at:end] if at or end < size else data)
-                self._left -= end - at
-                self.excess_bytes = max(0, self.excess_bytes - (end - at))
+                self.left -= end - at
+                self.excess_bytes -= end - at
                 at = end
-                if not self._left:
+                if not self.left:
                     self._state = _DATA_END
                 continue
             end = data.find(b"\n", at)
@@ -395,7 +420,9 @@ class ChunkedDecoder:
             self._line += data[at:stop]
             if len(self._line) > MAX_CHUNK_LINE_BYTES and self._state != _TRAILER:
                 raise ChunkedError("chunk line too long")
-            if self._state == _TRAILER and self._trailer_bytes + len(self._line) > MAX_RESPONSE_HEAD_BYTES:
+            if (
+                self._state == _TRAILER and len(self._line) > self._trailer_bytes_left + 2
+            ):  # the last line is free
                 raise ChunkedError("trailer section too large")
             self._account(stop - at)
             at = stop
@@ -426,8 +453,8 @@ class ChunkedDecoder:
             match = _CHUNK_SIZE.fullmatch(line[:-2])
             if match is None:
                 raise ChunkedError("malformed chunk size")
-            self._left = int(match[1], 16)
-            self._state = _DATA if self._left else _TRAILER
+            self.left = int(match[1], 16)
+            self._state = _DATA if self.left else _TRAILER
         elif self._state == _DATA_END:
             if line != b"\r\n":
                 raise ChunkedError("chunk data is not followed by CRLF")
@@ -435,7 +462,15 @@ class ChunkedDecoder:
         elif line == b"\r\n":
             self.is_complete = True
         else:
-            self._trailer_bytes += len(line)
+            self._end_trailer(line)
+
+    def _end_trailer(self, line: bytes) -> None:
+        self._trailer_bytes_left -= len(line)
+        self._trailer_fields_left -= 1
+        if self._trailer_bytes_left < 0 or self._trailer_fields_left < 0:
+            raise ChunkedError("trailer section too large")
+        if _TRAILER_LINE.fullmatch(line[:-2]) is None:
+            raise ChunkedError("malformed trailer field")
 
 
 _SIZE, _DATA, _DATA_END, _TRAILER = range(4)

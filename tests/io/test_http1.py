@@ -302,7 +302,7 @@ def chunked(pieces: list[bytes], extension: bytes = b"", trailers: bytes = b"") 
 @given(
     st.lists(st.binary(max_size=40), max_size=8),
     st.lists(st.integers(1, 30), min_size=1, max_size=40),
-    st.sampled_from([b"", b";a=b", b" ; x"]),
+    st.sampled_from([b"", b";a=b", b"; x"]),
     st.sampled_from([b"", b"authorization: x\r\n"]),
 )
 def test_chunked_body_is_the_same_wherever_it_is_cut(pieces, cuts, extension, trailers):
@@ -330,6 +330,12 @@ def test_chunked_body_is_the_same_wherever_it_is_cut(pieces, cuts, extension, tr
         b"-1\r\n",
         b"\r\n",
         b" 3\r\nabc\r\n",
+        b"3 \r\nabc\r\n",
+        b"3 ;a\r\nabc\r\n",
+        b"0\r\nnonsense\r\n\r\n",
+        b"0\r\nx: y\r\n z\r\n\r\n",
+        b"0\r\nx: \0\r\n\r\n",
+        b"0\r\n" + b"x: y\r\n" * 257,
         b"3\nabc\r\n",
         b"3\r\nabcd\r\n",
         b"3\r\nabc\n",
@@ -351,6 +357,52 @@ def test_framing_may_exceed_the_data_by_a_mebibyte_only():
     with pytest.raises(ChunkedError):
         for _ in range(3000):
             decoder.feed(b"1;" + b"e" * 1000 + b"\r\na\r\n")
+    decoder = ChunkedDecoder()
+    decoder.feed(b"300000\r\n" + b"a" * 0x300000 + b"\r\n")
+    for _ in range(3000):  # the data before counts: these do not exceed it yet
+        decoder.feed(b"1;" + b"e" * 1000 + b"\r\na\r\n")
+    with pytest.raises(ChunkedError):
+        for _ in range(3000):
+            decoder.feed(b"1;" + b"e" * 1000 + b"\r\na\r\n")
+
+
+def test_trailers_count_against_the_limits_of_their_head():
+    raw = head("POST / HTTP/1.1\nHost: h\nTransfer-Encoding: chunked\n\n")
+    for max_bytes, max_fields, is_refused in (
+        (len(raw) + 6, 3, False),
+        (len(raw) + 5, 3, True),
+        (999, 2, True),
+    ):
+        parsed = parse_request_head(raw, max_bytes, max_fields)
+        decoder = ChunkedDecoder(parsed.trailer_bytes, parsed.trailer_fields)
+        if is_refused:
+            with pytest.raises(ChunkedError):
+                decoder.feed(b"0\r\nx: y\r\n\r\n")
+        else:
+            decoder.feed(b"0\r\nx: y\r\n\r\n")
+            assert decoder.is_complete
+
+
+@pytest.mark.parametrize(
+    "raw", [b"GET / HTTP/1.1\rHost: h\r\r", b"GET / HTTP/1.1\n", b"\nGET", b"GET / HTTP/1.1\r\nX: a\rb"]
+)
+def test_head_that_can_never_end_well_is_refused_before_it_ends(raw):
+    with pytest.raises(MeshError) as refused:
+        check_partial_head(raw, 1000)
+    assert refused.value.code == "malformed_request"
+
+
+def test_no_beginning_of_a_good_head_is_refused():
+    raw = head("\nPOST / HTTP/1.1\nHost: h\nX: y\n")
+    for size in range(len(raw)):
+        for start in range(size):
+            check_partial_head(raw[:size], 1000, start)
+
+
+def test_empty_line_before_a_long_request_line_does_not_hide_that_it_is_long():
+    with pytest.raises(MeshError) as refused:
+        check_partial_head(b"\r\nGET /" + b"a" * 1000, 1000)
+    assert refused.value.code == "uri_too_long"
 
 
 @given(st.binary(max_size=100))
