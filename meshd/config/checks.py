@@ -16,6 +16,8 @@ from meshd.config.urls import normalize_url
 _TOKEN: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")  # RFC 9110 §5.6.2
 _FIELD_VALUE: Final = re.compile(r"[\x21-\x7e]([\x20-\x7e\t]*[\x21-\x7e])?")  # RFC 9110 §5.5, ASCII only
 _CPU_LIST: Final = re.compile(r"\d+(-\d+)?(,\d+(-\d+)?)*")
+_ORIGIN: Final = re.compile(r"([a-z][a-z0-9+.-]*)://(\[[0-9a-f:.]+\]|[a-z0-9._-]+)(?::([0-9]{1,5}))?")
+_DEFAULT_PORTS: Final = {"http": "80", "https": "443"}
 _MAX_CPU: Final = 8191  # CONFIG_NR_CPUS of the largest kernels
 
 
@@ -47,6 +49,19 @@ def check_header_names(value: tuple[str, ...]) -> tuple[str, ...]:
         if not _TOKEN.fullmatch(name):
             raise ValueError(f"{name!r} is not a header name")
     return tuple(name.lower() for name in value)
+
+
+def check_origins(value: tuple[str, ...]) -> tuple[str, ...]:
+    """Accept web origins (RFC 6454 §6.2) and ``*``; return them as browsers write them."""
+    return tuple(origin if origin == "*" else _normal_origin(origin) for origin in value)
+
+
+def _normal_origin(value: str) -> str:
+    match = _ORIGIN.fullmatch(value.lower())
+    if match is None or int(match[3] or 0) > 65535:
+        raise ValueError(f"{value!r} is not an origin: scheme://host or scheme://host:port, without a path")
+    scheme, host, port = match[1], match[2], match[3]
+    return f"{scheme}://{host}" if port in (None, _DEFAULT_PORTS.get(scheme)) else f"{scheme}://{host}:{port}"
 
 
 def check_path(value: str) -> str:

@@ -12,6 +12,7 @@ from typing import Final
 
 from meshd.config.checks import expand_cpu_list
 from meshd.config.settings import Settings
+from meshd.errors import StartupError
 
 Sources = Mapping[str, str]
 _WILDCARDS: Final = ("0.0.0.0", "::")
@@ -114,6 +115,39 @@ def _log_dir(settings: Settings, sources: Sources) -> Iterator[str]:
         yield f"--log-dir: {path}: is not a directory that can be written"
 
 
+def _server_tls(settings: Settings, sources: Sources) -> Iterator[str]:
+    cert, key = settings.tls_cert_path, settings.tls_key_path
+    if bool(cert) != bool(key):
+        yield _half_a_pair("--tls-cert-path", "--tls-key-path", has_first=bool(cert))
+    elif cert:
+        # Imported here: most command lines have no TLS, and ssl takes longer to import than all the rest.
+        from meshd.tls import server_context
+
+        yield from _fault_of(lambda: server_context(cert, key))
+
+
+def _client_tls(settings: Settings, sources: Sources) -> Iterator[str]:
+    cert, key = settings.client_cert_path, settings.client_key_path
+    if bool(cert) != bool(key):
+        yield _half_a_pair("--client-cert-path", "--client-key-path", has_first=bool(cert))
+    elif cert or settings.ca_cert_paths:
+        from meshd.tls import client_context
+
+        yield from _fault_of(lambda: client_context(settings.ca_cert_paths, cert, key))
+
+
+def _half_a_pair(first: str, second: str, has_first: bool) -> str:
+    given, missing = (first, second) if has_first else (second, first)
+    return f"{given} is given without {missing}: give both or neither"
+
+
+def _fault_of(load: Callable[[], object]) -> Iterator[str]:
+    try:
+        load()
+    except StartupError as exc:
+        yield str(exc)
+
+
 def _one_upstream(settings: Settings, sources: Sources) -> Iterator[str]:
     is_chosen = sources["policy"] != "default"
     if is_chosen and settings.policy == "power_of_two" and len(_urls(settings)) + settings.demo == 1:
@@ -144,4 +178,6 @@ RULES: Final[tuple[Rule, ...]] = (
     Rule(("io_cpus", "prepare_cpus"), _cpu_overlap),
     Rule(("chat_template",), _chat_template),
     Rule(("log_dir",), _log_dir),
+    Rule(("tls_cert_path", "tls_key_path"), _server_tls),
+    Rule(("ca_cert_paths", "client_cert_path", "client_key_path"), _client_tls),
 )

@@ -23,6 +23,7 @@ _REQUEST_ID_HEADERS: Final = ("x-request-id", "x-correlation-id", "x-trace-id", 
 _POLICIES: Final = ("random", "round_robin", "power_of_two", "least_load", "prefix_hash")
 
 _listener = partial(setting, section="Listeners", takes_effect="restart")
+_tls = partial(setting, section="TLS", takes_effect="new processes", metavar="FILE")
 _upstreams = partial(setting, section="Upstreams", takes_effect="live")
 _routing = partial(setting, section="Routing", takes_effect="live")
 _admission = partial(setting, section="Admission", takes_effect="live")
@@ -69,6 +70,20 @@ class Settings:
         above=0,
         check=checks.check_ascending,
     )
+
+    tls_cert_path: str = _tls(
+        "",
+        help="Certificate chain of the traffic listener, PEM; needs --tls-key-path. Both: https, TLS 1.2 or"
+        " later. SIGHUP reads all files of this section anew.",
+    )
+    tls_key_path: str = _tls("", help="Its private key, PEM, not encrypted.")
+    ca_cert_paths: tuple[str, ...] = _tls(
+        (), help="Authorities trusted for https upstreams, PEM, besides those of the system."
+    )
+    client_cert_path: str = _tls(
+        "", help="Certificate chain shown to https upstreams, PEM; needs --client-key-path."
+    )
+    client_key_path: str = _tls("", help="Its private key, PEM, not encrypted.")
 
     worker_urls: tuple[str, ...] = _upstreams(
         (), help="URLs of inference servers, http or https.", metavar="URL", check=checks.check_urls
@@ -143,6 +158,13 @@ class Settings:
         help="Headers searched, in order, for the id of a request.",
         metavar="NAME",
         check=checks.check_header_names,
+    )
+    cors_allowed_origins: tuple[str, ...] = _request(
+        (),
+        help="Origins whose web pages may read answers, such as https://chat.example.com; *: all. None: no"
+        " CORS handling.",
+        metavar="ORIGIN",
+        check=checks.check_origins,
     )
     route_headers: bool = _request(False, help="Tell in response headers which server was picked, and why.")
 

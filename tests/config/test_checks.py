@@ -36,6 +36,11 @@ def test_good_values_pass_in_normal_form(check: Callable[[Any], Any], value: Any
         (checks.check_header_value, " a"),
         (checks.check_header_value, "é"),
         (checks.check_header_names, ("a b",)),
+        (checks.check_origins, ("https://a.example/",)),
+        (checks.check_origins, ("a.example",)),
+        (checks.check_origins, ("null",)),
+        (checks.check_origins, ("https://a.example:99999",)),
+        (checks.check_origins, ("https://user@a.example",)),
         (checks.check_path, "health"),
         (checks.check_path, "/a b"),
         (checks.check_ascending, ()),
@@ -54,6 +59,19 @@ def test_a_refused_key_is_not_quoted() -> None:
     with pytest.raises(ValueError) as caught:
         checks.check_header_value("hunter2\n")
     assert "hunter2" not in str(caught.value)
+
+
+def test_origins_are_kept_as_browsers_write_them() -> None:
+    given = (
+        "https://Chat.Example:443",
+        "http://a:80",
+        "http://a:443",
+        "*",
+        "https://[::1]:8443",
+        "app+x://local",
+    )
+    kept = ("https://chat.example", "http://a", "http://a:443", "*", "https://[::1]:8443", "app+x://local")
+    assert checks.check_origins(given) == kept
 
 
 def test_a_cpu_list_is_expanded_once_and_in_order() -> None:

@@ -31,6 +31,19 @@ def errors(*argv: str) -> str:
         ("--io-cpus 0-3 --prepare-cpus 3-4", "overlap: 3"),
         ("--chat-template /nowhere/x.jinja", "--chat-template: /nowhere/x.jinja: cannot be read"),
         ("--log-dir /nowhere", "--log-dir: /nowhere"),
+        ("--tls-cert-path /a", "--tls-cert-path is given without --tls-key-path: give both or neither"),
+        ("--tls-key-path /a", "--tls-key-path is given without --tls-cert-path"),
+        ("--client-cert-path /a", "--client-cert-path is given without --client-key-path"),
+        ("--client-key-path /a", "--client-key-path is given without --client-cert-path"),
+        (
+            "--tls-cert-path /nowhere/c --tls-key-path /nowhere/k",
+            "--tls-cert-path: /nowhere/c: cannot be read",
+        ),
+        (
+            "--client-cert-path /nowhere/c --client-key-path /nowhere/k",
+            "--client-cert-path: /nowhere/c: cannot be read",
+        ),
+        ("--ca-cert-paths /nowhere/a", "--ca-cert-paths: /nowhere/a: cannot be read"),
     ],
 )
 def test_settings_that_do_not_fit_together_are_refused(argv: str, words: str) -> None:
