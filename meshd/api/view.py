@@ -7,6 +7,7 @@ from typing import Final, NamedTuple
 
 NEEDS_TEXT: Final = 1
 NEEDS_TOKENS: Final = 2
+NEEDS_RANK_FREE: Final = 4
 """What a prepare job must produce beside the parse: the ``needs`` bits of a job descriptor."""
 
 
@@ -30,6 +31,7 @@ class RoutingView:
     of the prompt packed as u32 little-endian, empty when not asked for or when the prompt is empty.
     ``prefix_key``: xxh3_64 of ``token_ids``, 0 without them; ``key_position``: its place on the hash
     ring. ``text_bytes``: UTF-8 length of the routing text up to 524288, 0 when text was not asked for.
+    ``rank_free``: the body without its ``data_parallel_rank``, see ``rank_body``; ``None`` if not asked for.
     """
 
     model: str
@@ -43,3 +45,4 @@ class RoutingView:
     key_position: int = 0
     text_bytes: int = 0
     stage_ns: StageTimes = NO_STAGES
+    rank_free: tuple[int, ...] | None = None

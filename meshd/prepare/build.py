@@ -1,7 +1,7 @@
 """A body to its routing view: the whole work of a prepare job, in stages.
 
     json_parse   strict JSON and validation; always
-    view         facts, routing text, prefix key; always, as far as the policy needs
+    view         facts, always; routing text, prefix key and rank-free body as they are needed
     template     chat messages to the model's prompt; only when tokens are needed
     encode       text to token ids; only when tokens are needed
 
@@ -17,10 +17,11 @@ from typing import Any, Final, NoReturn
 from meshd.api.endpoints import Endpoint
 from meshd.api.facts import read_facts
 from meshd.api.prefix_key import TOKEN_ID_MAX, key_position, pack_token_ids, prefix_key
+from meshd.api.rank_body import find_rank_free
 from meshd.api.request_json import Members, refuse
 from meshd.api.text import routing_text, text_bytes
 from meshd.api.validation import read_request
-from meshd.api.view import NEEDS_TEXT, NEEDS_TOKENS, RoutingView, StageTimes
+from meshd.api.view import NEEDS_RANK_FREE, NEEDS_TEXT, NEEDS_TOKENS, RoutingView, StageTimes
 from meshd.errors import MeshError
 from meshd.prepare.chat_messages import chat_messages
 from meshd.prepare.chat_template import ChatRequest, ChatTemplate, OutputTooLong, TemplateRefusal
@@ -77,6 +78,8 @@ class ViewBuilder:
         template_ns = encode_ns = 0
         if needs:
             _check_stop(should_stop)
+            if needs & NEEDS_RANK_FREE:
+                view.rank_free = find_rank_free(members, body)
             text = routing_text(endpoint, members) if needs & NEEDS_TEXT else None
             if text is not None:
                 view.text_bytes = text_bytes(text)

@@ -2,7 +2,7 @@
 
     0        4      5       6      8        12       16        20           24
     ┌────────┬──────┬───────┬──────┬────────┬────────┬─────────┬────────────┐
-    │ check  │ kind │ flags │  0   │ length │ name   │ tail    │ batch_size │
+    │ check  │ kind │ flags │pieces│ length │ name   │ tail    │ batch_size │
     │ u32    │ u8   │ u8    │ u16  │ u32    │ u32    │ u32     │ u32        │
     ├────────┴──────┴───────┴──────┴────────┴────────┴─────────┴────────────┤ 24
     │ prefix_key u64 │ key_position u64 │ text_bytes u64                      │
@@ -10,10 +10,12 @@
     │ json_parse u64 │ template u64 │ encode u64 │ view u64      nanoseconds  │
     ├───────────────────────────────────────────────────────────────────────┤ 80
     │ name bytes: model, or error code │ tail bytes: token ids, or message   │
+    ├───────────────────────────────────────────────────────────────────────┤
+    │ rank-free body: start u64 │ end u64 of each piece that stays           │
     └───────────────────────────────────────────────────────────────────────┘
 
-Everything is little-endian. ``length`` is the whole record. Token ids stay packed: an I/O process
-hands them on and never walks them.
+Everything is little-endian. ``length`` is the whole record. ``pieces`` is one more than there are, and 0 for
+a view that was not asked for them. Token ids stay packed: an I/O process hands them on and never walks them.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from typing import Final
 from meshd.api.view import NO_STAGES, RoutingView, StageTimes
 from meshd.errors import CODES, MeshError
 
-_CHECK: Final = 0x4D565731  # "MVW1": magic and version of this layout in one word
+_CHECK: Final = 0x4D565732  # "MVW2": magic and version of this layout in one word
 _VIEW: Final = 1
 _REFUSAL: Final = 2
 _STREAM: Final = 1
@@ -36,6 +38,7 @@ _U32_MAX: Final = 0xFFFF_FFFF
 
 _HEAD: Final = struct.Struct("<IBBHIIIIQQQQQQQ")
 HEAD_BYTES: Final = _HEAD.size
+_PIECE_BYTES: Final = 16
 
 
 class ViewTooLarge(Exception):
@@ -53,8 +56,11 @@ def encode_view(view: RoutingView, out: memoryview) -> int:
     """
     model = view.model.encode()
     token_ids = view.token_ids
+    rank_free = view.rank_free
     names_end = HEAD_BYTES + len(model)
-    length = names_end + len(token_ids)
+    ids_end = length = names_end + len(token_ids)
+    if rank_free:
+        length += len(rank_free) * 8
     if length > len(out):
         raise ViewTooLarge(f"a view of {length} bytes does not fit {len(out)}")
     flags = (
@@ -69,7 +75,7 @@ def encode_view(view: RoutingView, out: memoryview) -> int:
         _CHECK,
         _VIEW,
         flags,
-        0,
+        0 if rank_free is None else 1 + len(rank_free) // 2,
         length,
         len(model),
         len(token_ids),
@@ -81,7 +87,9 @@ def encode_view(view: RoutingView, out: memoryview) -> int:
     )
     out[HEAD_BYTES:names_end] = model
     if token_ids:
-        out[names_end:length] = token_ids
+        out[names_end:ids_end] = token_ids
+    if rank_free:
+        struct.pack_into(f"<{len(rank_free)}Q", out, ids_end, *rank_free)
     return length
 
 
@@ -107,7 +115,7 @@ def decode_result(data: memoryview) -> RoutingView | MeshError:
             check,
             kind,
             flags,
-            zero,
+            pieces,
             length,
             name_bytes,
             tail_bytes,
@@ -120,7 +128,9 @@ def decode_result(data: memoryview) -> RoutingView | MeshError:
     except struct.error as error:
         raise CodecFault(f"a result of {len(data)} bytes is shorter than its head") from error
     names_end = HEAD_BYTES + name_bytes
-    if check != _CHECK or zero or length != len(data) or names_end + tail_bytes != length:
+    tail_end = names_end + tail_bytes
+    pieces_bytes = (pieces - 1) * _PIECE_BYTES if pieces else 0
+    if check != _CHECK or length != len(data) or tail_end + pieces_bytes != length:
         raise CodecFault(f"the head of a result of {len(data)} bytes is not one of this layout")
     try:
         name = str(data[HEAD_BYTES:names_end], "utf-8")
@@ -134,12 +144,13 @@ def decode_result(data: memoryview) -> RoutingView | MeshError:
             flags & _LOGPROBS != 0,
             flags & _HAS_STATE != 0,
             flags & _CREATES_STATE != 0,
-            bytes(data[names_end:length]) if tail_bytes else b"",
+            bytes(data[names_end:tail_end]) if tail_bytes else b"",
             prefix_key,
             key_position,
             text_bytes,
             StageTimes._make(stages),
+            struct.unpack_from(f"<{2 * (pieces - 1)}Q", data, tail_end) if pieces else None,
         )
-    if kind == _REFUSAL and name in CODES:
+    if kind == _REFUSAL and not pieces and name in CODES:
         return MeshError(name, str(data[names_end:length], "utf-8", "ignore"))
     raise CodecFault(f"a result of kind {kind} is not one of this layout")

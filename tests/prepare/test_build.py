@@ -7,7 +7,7 @@ import pytest
 
 from meshd.api.endpoints import ENDPOINTS
 from meshd.api.prefix_key import key_position, pack_token_ids, prefix_key
-from meshd.api.view import NEEDS_TEXT, NEEDS_TOKENS, StageTimes
+from meshd.api.view import NEEDS_RANK_FREE, NEEDS_TEXT, NEEDS_TOKENS, StageTimes
 from meshd.errors import MeshError
 from meshd.prepare.build import Stopped, ViewBuilder
 from meshd.prepare.chat_template import ChatTemplate
@@ -71,6 +71,16 @@ def test_without_needs_validation_is_still_whole():
 
 def test_text_is_measured_when_it_is_needed():
     assert Harness().view("completions", needs=NEEDS_TEXT, prompt="né").text_bytes == 3
+
+
+@pytest.mark.parametrize("name", [e.name for e in ENDPOINTS if e.has_prepare_job])
+def test_rank_free_body_is_found_when_it_is_needed(name):
+    members = {"model": "m1", "messages": HI, "prompt": "x", "data_parallel_rank": 7, "stream": None}
+    body = json.dumps(members).encode()
+    start = body.index(b'"data_parallel_rank"')
+    view = Harness().view(name, needs=NEEDS_RANK_FREE, **members)
+    assert view.rank_free == (0, start, start + len('"data_parallel_rank": 7,'), len(body) - 1)
+    assert Harness().view(name, needs=0, **members).rank_free is None
 
 
 def test_tokens_come_with_their_key_and_its_position():

@@ -29,6 +29,7 @@ VIEWS = st.builds(
     key_position=U64,
     text_bytes=U64,
     stage_ns=st.builds(StageTimes, U64, U64, U64, U64),
+    rank_free=st.none() | st.lists(st.tuples(U64, U64), max_size=32).map(lambda pairs: sum(pairs, ())),
 )
 
 
@@ -52,12 +53,12 @@ def test_a_refusal_survives_the_round_trip(code, message):
 
 
 def test_a_view_that_does_not_fit_leaves_the_area_as_it_was():
-    view = RoutingView("m" * 10, token_ids=b"\1\0\0\0" * 4)
-    out = area(HEAD_BYTES + 25)
+    view = RoutingView("m" * 10, token_ids=b"\1\0\0\0" * 4, rank_free=(0, 9))
+    out = area(HEAD_BYTES + 41)
     with pytest.raises(ViewTooLarge):
         encode_view(view, out)
     assert set(out) == {0xAA}
-    assert encode_view(view, area(HEAD_BYTES + 26)) == HEAD_BYTES + 26
+    assert encode_view(view, area(HEAD_BYTES + 42)) == HEAD_BYTES + 42
 
 
 def test_a_refusal_always_fits_by_cutting_its_message():
@@ -105,7 +106,7 @@ def test_a_cut_or_overlong_record_is_a_fault_of_the_layout(view, data):
         decode_result(out[:wrong])
 
 
-@pytest.mark.parametrize(("offset", "value"), [(0, 0), (4, 3), (5, 16), (6, 1), (12, 200), (16, 3)])
+@pytest.mark.parametrize(("offset", "value"), [(0, 0), (4, 3), (5, 16), (6, 2), (12, 200), (16, 3)])
 def test_a_wrong_word_in_the_head_is_a_fault_of_the_layout(offset, value):
     out = area()
     length = encode_view(RoutingView("m1", token_ids=b"\1\0\0\0"), out)
