@@ -1,25 +1,28 @@
 """Placement: from an endpoint and a view to the upstream of one attempt, with its load counted.
 
-The steps, and what each refuses: the upstreams that serve the model (``no_workers``,
-``model_not_found``); of those the able ones, by API (``unsupported_api``); stored state on several
-origins (``stateful_routing_unsupported``); the available ones (``no_available_workers``); without those
-already tried, unless none would remain; and the policy's pick among the rest
-(``policy_returned_none``). Then the load is counted, before anything else happens.
+The steps, and what each refuses: the topology (``unsupported_api_topology``); the upstreams that serve
+the model (``no_workers``, ``model_not_found``); of those the able ones, by API (``unsupported_api``);
+stored state on several origins (``stateful_routing_unsupported``); the available ones
+(``no_available_workers``); without those already tried, unless none would remain; and the policy's pick
+among the rest (``policy_returned_none``). Then the load is counted, before anything else happens.
 
 Everything up to the tried ones depends only on the generation, the endpoint and the model, so it is
 kept as a *route* until the next generation: an ordinary placement looks one up and asks the policy.
+
+A resource operation of Responses is not placed: it asks all ``origins`` and holds each while it does.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Final, NamedTuple, Protocol
+from typing import Final, Literal, NamedTuple, Protocol
 
-from meshd.api.endpoints import Endpoint
-from meshd.api.view import RoutingView
+from meshd.api.endpoints import ENDPOINTS, Endpoint
+from meshd.api.view import NEEDS_RANK_FREE, RoutingView
 from meshd.errors import MeshError
 from meshd.routing.load import LoadTable
+from meshd.routing.origins import origins_of
 from meshd.routing.policies.table import PolicyTable
 from meshd.routing.policy import Candidates, Pick, Policy
 from meshd.routing.registry import Registry
@@ -29,6 +32,11 @@ _MAX_KEPT: Final = 4096
 """Routes and policy objects kept; an upstream of unknown model admits any name a client invents."""
 
 _MAX_QUOTED: Final = 256
+
+FAN_OUT: Final = "fan_out"
+"""Policy and reason of an upstream that was held and not picked."""
+
+Topology = Literal["regular", "pd"]
 
 
 class Placement(NamedTuple):
@@ -73,7 +81,7 @@ class _Route:
 
 
 class Placer:
-    """Places the requests of one process; topology ``regular``."""
+    """Places the requests of one process in one pool of upstreams."""
 
     def __init__(
         self,
@@ -82,6 +90,7 @@ class Placer:
         policies: PolicyTable,
         default_policy: str,
         metrics: PlacementMetrics,
+        topology: Topology = "regular",
     ) -> None:
         if default_policy not in policies:
             raise ValueError(f"there is no policy {default_policy!r}")
@@ -90,6 +99,8 @@ class Placer:
         self._policies = policies
         self._default_policy = default_policy
         self._metrics = metrics
+        self._topology = topology
+        self._ranked: frozenset[int] = frozenset()
         self._routes: dict[tuple[int, str], _Route] = {}
         self._in_force: dict[tuple[str, str], Policy] = {}
         self._open: set[int] = set()
@@ -103,6 +114,12 @@ class Placer:
         """The ``NEEDS`` bits for prepare jobs: what the policies in force read."""
         self._refresh()
         return self._needs
+
+    def needs_of(self, endpoint: Endpoint) -> int:
+        """Return the ``NEEDS`` bits for a prepare job of ``endpoint``."""
+        self._refresh()
+        needs = 0 if endpoint.picks_by == "least_load" else self._needs
+        return needs | NEEDS_RANK_FREE if endpoint.number in self._ranked else needs
 
     @property
     def registry(self) -> Registry:
@@ -129,6 +146,21 @@ class Placer:
         self._metrics.selected(upstream, route.model_label, policy)
         return Placement(upstream, policy, pick.reason, number)
 
+    def origins(self, endpoint: Endpoint) -> tuple[Upstream, ...]:
+        """Return one upstream for each origin that a resource operation asks, sorted by URL.
+
+        Raises ``MeshError`` when there is none to ask, or when one has to be asked with two keys.
+        """
+        self._refresh()
+        return origins_of(self._registry, endpoint)
+
+    def hold(self, upstream: Upstream) -> Placement:
+        """Count the load of an upstream that is asked, not picked; the caller owes one ``release``."""
+        self._loads.add(upstream.number)
+        self._placed = number = self._placed + 1
+        self._open.add(number)
+        return Placement(upstream, FAN_OUT, FAN_OUT, number)
+
     def release(self, placement: Placement) -> None:
         """Give the load of ``placement`` back; ``RuntimeError`` if it was given back before."""
         try:
@@ -150,6 +182,12 @@ class Placer:
         self._needs = 0
         for policy in policies:
             self._needs |= policy.needs
+        ranks = [upstream for upstream in registry.upstreams if upstream.dp_rank is not None]
+        self._ranked = frozenset(
+            endpoint.number
+            for endpoint in ENDPOINTS
+            if any(upstream.rank_for(endpoint) is not None for upstream in ranks)
+        )
         if any(policy.uses_ring for policy in policies):
             registry.ring  # noqa: B018  built now, not by the first request that asks
 
@@ -175,6 +213,8 @@ class Placer:
         return Candidates(left, self._registry)
 
     def _route(self, endpoint: Endpoint, model: str) -> _Route:
+        if self._topology == "pd" and not endpoint.is_served_in_pd:
+            raise MeshError("unsupported_api_topology", "Prefill and decode servers do not offer this API.")
         known = self._known(model)
         able = tuple(upstream for upstream in known if upstream.is_able(endpoint.capability))
         if not able:

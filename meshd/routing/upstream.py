@@ -7,6 +7,8 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Final, Literal
 from urllib.parse import urlsplit
 
+from meshd.api.endpoints import Endpoint
+
 State = Literal["starting", "active", "draining"]
 
 UNKNOWN_MODEL: Final = "unknown"
@@ -22,9 +24,10 @@ class Upstream:
     """A registered upstream; ``dataclasses.replace`` gives its next state.
 
     ``number``: its column in the load cells. ``base_url``: its normalized URL, shared by the ranks of
-    one origin. ``dp_rank``: ``None`` unless it is one rank of a data-parallel server. ``models``: the
-    model ids it serves; empty or only ``unknown`` means any. ``cost``: used by the policy ``scored``
-    alone. ``api_key``: the credential sent to it.
+    one origin. ``dp_rank``: ``None`` unless it is one rank of a data-parallel server, of ``dp_size`` in
+    all; ``origin_id`` is then the id of the server as a whole. ``models``: the model ids it serves; empty
+    or only ``unknown`` means any. ``cost``: used by the policy ``scored`` alone. ``api_key``: the credential
+    sent to it.
 
     Derived: ``url``, its name everywhere (``base_url``, with ``@rank`` for a rank); the parts of
     ``base_url``; ``capabilities``, the paths of label ``mesh.apis``, ``None`` for every API.
@@ -42,6 +45,8 @@ class Upstream:
     api_key: str | None = field(default=None, repr=False)
     is_healthy: bool = False
     state: State = "starting"
+    dp_size: int | None = None
+    origin_id: str = ""
 
     url: str = field(init=False)
     host: str = field(init=False, repr=False)
@@ -75,6 +80,20 @@ class Upstream:
     def is_able(self, capability: str | None) -> bool:
         """Say whether it serves the API of ``capability``."""
         return self.capabilities is None or capability in self.capabilities
+
+    def rank_for(self, endpoint: Endpoint) -> int | None:
+        """Return the rank that a body for ``endpoint`` is to name; ``None``: the client's bytes as they are.
+
+        Beyond the endpoints that always take one, ``mesh.apis`` is where a server says that it reads the
+        member on an API too (endpoints.md §8).
+        """
+        if self.dp_rank is None or not endpoint.has_prepare_job:
+            return None
+        if endpoint.takes_rank or (
+            self.capabilities is not None and endpoint.capability in self.capabilities
+        ):
+            return self.dp_rank
+        return None
 
     def to_row(self) -> dict[str, Any]:
         """Return what ``from_row`` needs, as plain JSON values."""

@@ -8,12 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meshd.api.endpoints import find_endpoint
-from meshd.api.view import NEEDS_TOKENS, RoutingView
+from meshd.api.endpoints import ENDPOINTS, EndpointRegistry, find_endpoint
+from meshd.api.facts import read_facts
+from meshd.api.view import NEEDS_RANK_FREE, NEEDS_TOKENS, RoutingView
 from meshd.errors import MeshError
 from meshd.memory import Segment
 from meshd.routing.load import LoadTable, segment_bytes
-from meshd.routing.placement import Placement, Placer
+from meshd.routing.placement import Placement, Placer, Topology
 from meshd.routing.policies.table import policy_table
 from meshd.routing.registry import RegistryBoard
 from meshd.routing.upstream import Upstream
@@ -22,6 +23,7 @@ MakeUpstream = Callable[..., Upstream]
 
 CHAT = find_endpoint("POST", "/v1/chat/completions")
 RESPONSES = find_endpoint("POST", "/v1/responses")
+MESSAGES = find_endpoint("POST", "/v1/messages")
 COUNT_TOKENS = find_endpoint("POST", "/v1/messages/count_tokens")
 M1 = RoutingView("m1")
 ROWS = 3
@@ -50,10 +52,10 @@ class Node:
         self.cells = Segment.create("load", segment_bytes(ROWS))
         self.metrics = CountedMetrics()
 
-    def placer(self, policy: str = "round_robin", row: int = 0) -> Placer:
+    def placer(self, policy: str = "round_robin", row: int = 0, topology: Topology = "regular") -> Placer:
         table = policy_table(Random(row), first_turn=row, prefix_hash_load_factor=1.25)
         board = RegistryBoard(self._registry)  # its own, as in a process of its own
-        return Placer(board, LoadTable(self.cells, row, ROWS), table, policy, self.metrics)
+        return Placer(board, LoadTable(self.cells, row, ROWS), table, policy, self.metrics, topology)
 
     def load(self, number: int) -> int:
         return LoadTable(self.cells, None, ROWS).load(number)
@@ -181,6 +183,114 @@ def test_stored_state_needs_one_origin_or_shared_state(node: Node, make_upstream
             error = _code(placer, view, RESPONSES)
             assert (error.code, error.status) == ("stateful_routing_unsupported", 501)
         placer.place(RESPONSES, M1)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"previous_response_id": "r"},
+        {"conversation": "c"},
+        {"input": [{"type": "item_reference", "id": "i"}]},
+        {"input": [{"id": "i"}]},
+        {"input": [{"id": "i", "type": None}]},
+    ],
+)
+def test_each_form_of_state_is_refused_on_two_origins_and_served_by_one_of_four_ranks_or_shared(
+    body: dict[str, object], node: Node, make_upstream: MakeUpstream
+) -> None:
+    view = read_facts(RESPONSES, {"model": "m1", **body})
+    placer = node.placer()
+    node.board.publish([make_upstream(0), make_upstream(1, is_healthy=False)])
+    assert _code(placer, view, RESPONSES).code == "stateful_routing_unsupported"
+    node.board.publish([make_upstream(n, base_url="http://h:1", dp_rank=n) for n in range(4)])
+    assert placer.place(RESPONSES, view).upstream.base_url == "http://h:1"
+    node.board.publish([make_upstream(n, labels={"mesh.responses_state": "shared"}) for n in range(2)])
+    placer.place(RESPONSES, view)
+
+
+def test_an_item_with_an_id_and_another_type_is_no_state(node: Node, make_upstream: MakeUpstream) -> None:
+    node.board.publish([make_upstream(0), make_upstream(1)])
+    items = [{"id": "x", "type": "message", "role": "user", "content": "Hi"}, {"id": "x", "role": "user"}]
+    node.placer().place(RESPONSES, read_facts(RESPONSES, {"model": "m1", "input": items, "background": True}))
+
+
+def test_stateful_request_to_unavailable_upstreams_of_one_origin_is_a_503(
+    node: Node, make_upstream: MakeUpstream
+) -> None:
+    node.board.publish([make_upstream(0, is_healthy=False)])
+    assert _code(node.placer(), RoutingView("m1", has_state=True), RESPONSES).code == "no_available_workers"
+
+
+def test_topology_pd_refuses_what_prefill_and_decode_do_not_offer_before_anything_else(
+    node: Node, make_upstream: MakeUpstream
+) -> None:
+    placer = node.placer(topology="pd")
+    passthrough = EndpointRegistry(["/x"]).find("GET", "/x").endpoint
+    for endpoint in (MESSAGES, RESPONSES, COUNT_TOKENS, find_endpoint("POST", "/v1/embeddings"), passthrough):
+        error = _code(placer, M1, endpoint)
+        assert (error.code, error.status) == ("unsupported_api_topology", 501)
+    assert _code(placer).code == "no_workers"
+
+
+def test_passthrough_goes_to_an_upstream_that_lists_its_path_the_least_loaded_first(
+    node: Node, make_upstream: MakeUpstream
+) -> None:
+    registry = EndpointRegistry(["/v1/*"])
+    score, rerank = (registry.find("POST", path).endpoint for path in ("/v1/score", "/v1/rerank"))
+    node.board.publish(
+        [make_upstream(0, labels={"mesh.apis": "/v1/score"}), make_upstream(1), make_upstream(2)]
+    )
+    placer = node.placer("prefix_hash")
+    assert [placer.place(rerank, RoutingView("")).upstream.number for _ in range(3)] == [1, 2, 1]
+    assert [placer.place(score, RoutingView("")).upstream.number for _ in range(2)] == [0, 0]
+    node.board.publish([make_upstream(0, labels={"mesh.apis": "/v1/score"})])
+    assert _code(placer, RoutingView(""), rerank).code == "unsupported_api"
+    assert placer.place(score, RoutingView("")).policy == "least_load"
+
+
+def test_rank_free_bodies_are_needed_only_where_a_rank_serves_the_endpoint(
+    node: Node, make_upstream: MakeUpstream
+) -> None:
+    placer = node.placer("prefix_hash")
+    node.board.publish([make_upstream(0)])
+    assert {placer.needs_of(endpoint) & NEEDS_RANK_FREE for endpoint in ENDPOINTS} == {0}
+    node.board.publish([make_upstream(0), make_upstream(1, base_url="http://h:1", dp_rank=0)])
+    assert [e.name for e in ENDPOINTS if placer.needs_of(e) & NEEDS_RANK_FREE] == [
+        "chat",
+        "completions",
+        "generate",
+    ]
+    labels = {"mesh.apis": "/v1/messages, /v1/responses"}
+    node.board.publish([make_upstream(1, base_url="http://h:1", dp_rank=0, labels=labels)])
+    assert {e.name for e in ENDPOINTS if placer.needs_of(e) & NEEDS_RANK_FREE} == {
+        "chat",
+        "completions",
+        "generate",
+        "messages",
+        "count_tokens",
+        "responses",
+    }
+
+
+def test_an_endpoint_that_picks_by_least_load_needs_no_tokens(
+    node: Node, make_upstream: MakeUpstream
+) -> None:
+    placer = node.placer("prefix_hash")
+    assert (placer.needs_of(CHAT), placer.needs_of(COUNT_TOKENS)) == (NEEDS_TOKENS, 0)
+
+
+def test_origin_that_is_held_counts_as_load_until_it_is_released(
+    node: Node, make_upstream: MakeUpstream
+) -> None:
+    endpoint = EndpointRegistry().find("GET", "/v1/responses/r").endpoint
+    node.board.publish([make_upstream(n, base_url="http://h:1", dp_rank=n) for n in range(4)])
+    placer = node.placer()
+    (origin,) = placer.origins(endpoint)
+    held = placer.hold(origin)
+    assert [node.load(n) for n in range(4)] == [1, 0, 0, 0]
+    placer.release(held)
+    assert [node.load(n) for n in range(4)] == [0, 0, 0, 0]
+    assert not node.metrics.events
 
 
 def test_interleaved_models_are_each_spread_evenly(node: Node, make_upstream: MakeUpstream) -> None:

@@ -5,6 +5,7 @@ from dataclasses import replace
 import orjson
 import pytest
 
+from meshd.api.endpoints import ENDPOINTS
 from meshd.routing.upstream import Upstream, is_available
 
 
@@ -64,3 +65,20 @@ def test_only_a_healthy_active_upstream_is_available() -> None:
     assert not is_available(replace(upstream, is_healthy=False))
     assert not is_available(replace(upstream, state="starting"))
     assert not is_available(replace(upstream, state="draining"))
+
+
+def test_rank_goes_into_the_bodies_that_the_server_is_known_to_read_it_from() -> None:
+    def ranked(labels: dict[str, str], dp_rank: int | None = 5) -> set[str]:
+        upstream = Upstream(number=0, id="a", base_url="http://h", dp_rank=dp_rank, labels=labels)
+        return {e.name for e in ENDPOINTS if upstream.rank_for(e) == 5}
+
+    always = {"chat", "completions", "generate"}
+    assert ranked({}) == always
+    assert ranked({"mesh.apis": "/v1/chat/completions"}) == always
+    assert ranked({"mesh.apis": "/v1/messages,/v1/embeddings"}) == always | {
+        "messages",
+        "count_tokens",
+        "embeddings",
+    }
+    assert ranked({"mesh.apis": "/v1/responses"}) == always | {"responses"}
+    assert ranked({"mesh.apis": "/v1/responses"}, dp_rank=None) == set()
