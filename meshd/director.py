@@ -166,7 +166,7 @@ class Director:
 
     def job(self, endpoint: Endpoint, room: BodyRoom, body_length: int) -> Job:
         """Make the prepare job of a body that is whole; `prepare` runs it."""
-        return Job(endpoint.number, self._placer.needs, room.slot, body_length, _ignore)
+        return Job(endpoint.number, self._placer.needs_of(endpoint), room.slot, body_length, _ignore)
 
     def prepare(self, job: Job) -> asyncio.Future[Result]:
         """Submit the job; the future gives its view, or the MeshError that refuses the request.

@@ -13,8 +13,9 @@ import asyncio
 import traceback
 from typing import TYPE_CHECKING, Final
 
-from meshd.api.dialects import StreamDialect, dialect_of_path, error_body
-from meshd.api.endpoints import Endpoint, find_endpoint
+from meshd.api.dialects import dialect_of_path, error_body
+from meshd.api.endpoints import Endpoint, StreamApi
+from meshd.api.rank_body import Buffer, ranked_body
 from meshd.api.view import RoutingView
 from meshd.errors import MeshError
 from meshd.io.account import Record
@@ -29,7 +30,11 @@ from meshd.io.headers import (
 from meshd.io.http1 import Field, RequestHead, ResponseHead
 from meshd.io.leg import Leg, as_error, error_type_of
 from meshd.io.relay import Relay
-from meshd.io.request_checks import check_endpoint_head, content_length_of
+from meshd.io.request_checks import (
+    check_endpoint_head,
+    check_length_and_expectation,
+    content_length_of,
+)
 from meshd.io.sse import SseRelay
 from meshd.io.upstream import UpstreamFailure
 
@@ -41,21 +46,8 @@ if TYPE_CHECKING:
     from meshd.routing.placement import Placement
 
 MAX_ADMIN_BODY_BYTES: Final = 1 << 20
+BODILESS: Final = ("GET", "HEAD", "DELETE")  # without a body these go out without a length field
 CONTROLLER_SECS: Final = 10.0  # an admin route is not waited for any longer
-_STREAM_API: Final = {
-    "chat": "openai",
-    "completions": "openai",
-    "generate": "openai",
-    "messages": "messages",
-    "responses": "responses",
-}
-_CONTRACT: Final[dict[str, StreamDialect]] = {
-    "chat": "openai",
-    "completions": "openai",
-    "generate": "openai",
-    "messages": "messages",
-    "responses": "responses",
-}
 _STREAM_FAILURES: Final = {
     "upstream_connection_failed": "cut",
     "upstream_timeout": "idle",
@@ -135,16 +127,16 @@ class Exchange:
                 self._answer(*io.routes.answer(route, head.method))
             return
         try:
-            endpoint = find_endpoint(head.method, head.path)
+            endpoint, _ = io.endpoints.find(head.method, head.path)
         except MeshError:
             self._begin("other", "req-")
             raise
         self._begin(endpoint.path, endpoint.id_prefix)
         if endpoint.picks_by == "local":
             self._answer(*io.routes.models())
-        else:
-            self.record.endpoint = endpoint.label
-            await self._serve_endpoint(endpoint)
+            return
+        self.record.endpoint = endpoint.label
+        await self._serve_endpoint(endpoint)
 
     async def _serve_endpoint(self, endpoint: Endpoint) -> None:
         """The order of checks is that of http.md §3: nothing is taken before the head has passed."""
@@ -152,25 +144,22 @@ class Exchange:
         check_endpoint_head(endpoint, head, io.max_body_bytes)
         self._ticket = io.director.try_admit() or await self._wait_for_ticket()
         io.metrics.tickets_granted.inc()
-        length = content_length_of(head)
-        room = self._room = io.director.try_reserve(length) or await io.director.reserve(length)
-        record.ticket_at = io.clock()
-        arriving = self._begin_body(room, io.max_body_bytes)
-        if arriving is not None:
-            await self._rest_of_body(arriving)
+        room = await self._receive_body(io.max_body_bytes)
         record.body_at = io.clock()
-
-        job = self._job = io.director.job(endpoint, room, record.bytes_in)
-        view = await io.director.prepare(job)
-        if isinstance(view, MeshError):
-            raise view
+        if endpoint.has_prepare_job:
+            job = self._job = io.director.job(endpoint, room, record.bytes_in)
+            view = await io.director.prepare(job)
+            if isinstance(view, MeshError):
+                raise view
+        else:
+            view = RoutingView("")
         self._note_view(endpoint, view)
 
         placement = self._placement = io.director.place(endpoint, view)
         record.placed_at = io.clock()
         record.upstream, record.reason, record.attempts = placement.upstream.url, placement.reason, 1
-        response, authority = await self._ask_upstream(placement, room, view.creates_state)
-        await self._relay_response(endpoint.label, response, authority)
+        response, authority = await self._ask_upstream(endpoint, view, placement, room)
+        await self._relay_response(endpoint, response, authority)
 
     def _begin(self, label: str, id_prefix: str) -> None:
         io, record = self._io, self.record
@@ -191,6 +180,17 @@ class Exchange:
             raise
         io.metrics.admission_wait.observe(io.clock() - started_at)
         return ticket
+
+    async def _receive_body(self, most: int) -> BodyRoom:
+        """Reserve memory for the body, then receive it whole."""
+        io = self._io
+        length = content_length_of(self._head)
+        room = self._room = io.director.try_reserve(length) or await io.director.reserve(length)
+        self.record.ticket_at = io.clock()
+        arriving = self._begin_body(room, most)
+        if arriving is not None:
+            await self._rest_of_body(arriving)
+        return room
 
     def _begin_body(self, room: BodyRoom, most: int) -> asyncio.Future[None] | None:
         """Start receiving the body into ``room``; None if it is whole already."""
@@ -218,25 +218,31 @@ class Exchange:
         record.routed = io.metrics.routed(record.model_label, endpoint.label, view.wants_stream)
 
     async def _ask_upstream(
-        self, placement: Placement, room: BodyRoom, needs_fresh: bool
+        self, endpoint: Endpoint, view: RoutingView, placement: Placement, room: BodyRoom
     ) -> tuple[ResponseHead, str]:
         """Send the request to the chosen upstream; return its response head and authority."""
         io, head, record, upstream = self._io, self._head, self.record, placement.upstream
         address, authority = io.pool.target(upstream)
         key = upstream.api_key
+        client_body = room.body[: record.bytes_in]
+        rank = upstream.rank_for(endpoint) if upstream.dp_rank is not None else None
+        buffers: list[Buffer] = [client_body]
+        length = record.bytes_in
+        if rank is not None:
+            buffers, length = ranked_body(view, client_body, rank)
         request = upstream_head(
             head,
             base_path=upstream.base_path,
             authority=authority,
             fields=forwarded_fields(head, passes_credentials=key is None),
-            body_bytes=record.bytes_in,
+            body_bytes=length if length or head.method not in BODILESS else None,
             request_id=record.request_id,
             api_key=key,
             sends_x_api_key=key is not None and head.path.startswith("/v1/messages"),
         )
         leg = self._leg = Leg(io, record.prepared_at + io.settings.request_timeout_secs)
         try:
-            response = await leg.ask(address, head.method, request, room.body[: record.bytes_in], needs_fresh)
+            response = await leg.ask(address, head.method, request, buffers, view.creates_state)
         except UpstreamFailure as failure:
             io.metrics.attempt_failed(error_type_of(failure))
             raise as_error(failure, upstream.url) from failure
@@ -245,14 +251,16 @@ class Exchange:
         io.metrics.upstream_response(response.status)
         return response, authority
 
-    async def _relay_response(self, label: str, response: ResponseHead, authority: str) -> None:
+    async def _relay_response(
+        self, endpoint: Endpoint | None, response: ResponseHead, authority: str
+    ) -> None:
         io, head, record, leg = self._io, self._head, self.record, self._leg
         assert leg is not None and leg.connection is not None
         record.head_at = io.clock()
         record.status = response.status
         framing, line = _framing(head, response)
         self._closes = framing == "close" or self._must_close()
-        relay = self._relay = self._make_relay(label, response, leg, framing)
+        relay = self._relay = self._make_relay(endpoint, response, leg, framing)
         if leg.connection.is_sent:
             self._release_room()  # no retry can follow once the head has gone out
         io.metrics.response(response.status, "")
@@ -269,23 +277,26 @@ class Exchange:
         )
         self._closes = self._closes or relay.is_cut
 
-    def _make_relay(self, label: str, response: ResponseHead, leg: Leg, framing: str) -> Relay:
+    def _make_relay(self, endpoint: Endpoint | None, response: ResponseHead, leg: Leg, framing: str) -> Relay:
+        """Choose what is observed of the response; of an admin route (no endpoint) nothing is."""
         assert leg.connection is not None
         is_ok = 200 <= response.status < 300
         is_encoded = response.values.get(b"content-encoding", b"identity").lower() != b"identity"
-        if is_encoded and response.has_body:
+        is_observed = endpoint is not None and endpoint.is_observed and is_ok
+        if is_encoded and is_observed and response.has_body:
             self.record.skipped_observation = "content_encoding"
-        api = _STREAM_API.get(label, "") if is_ok and not is_encoded else ""
+            is_observed = False
+        api: StreamApi = endpoint.stream_api if endpoint is not None and is_observed else ""
         sse = SseRelay(api) if response.is_sse and response.has_body else None
         self.record.is_messages = api == "messages"
         return Relay(
             self._downstream,
             leg.connection,
             framing=framing,
-            event_dialect=_CONTRACT.get(label) if api else None,
+            event_dialect=api or None,
             sse=sse,
-            must_end=label != "generate",
-            observes_body=sse is None and is_ok and not is_encoded and label != "other",
+            must_end=endpoint is not None and endpoint.ends_with_marker,
+            observes_body=sse is None and is_observed,
         )
 
     def _must_close(self) -> bool:
@@ -304,13 +315,8 @@ class Exchange:
     async def _serve_by_controller(self) -> None:
         """Relay an admin route to the controller, by the same code that relays inference."""
         io, head, record = self._io, self._head, self.record
-        if head.content_length is not None and head.content_length > MAX_ADMIN_BODY_BYTES:
-            raise MeshError("body_too_large", "The body of an admin request may have 1 MiB.")
-        length = content_length_of(head)
-        room = self._room = io.director.try_reserve(length) or await io.director.reserve(length)
-        arriving = self._begin_body(room, MAX_ADMIN_BODY_BYTES)
-        if arriving is not None:
-            await self._rest_of_body(arriving)
+        check_length_and_expectation(head, MAX_ADMIN_BODY_BYTES)
+        room = await self._receive_body(MAX_ADMIN_BODY_BYTES)
         request = upstream_head(
             head,
             base_path="",
@@ -323,13 +329,13 @@ class Exchange:
         )
         leg = self._leg = Leg(io, io.clock() + CONTROLLER_SECS)
         try:
-            body = room.body[: record.bytes_in]
+            body = [room.body[: record.bytes_in]]
             response = await leg.ask(io.controller, head.method, request, body, needs_fresh=False)
         except UpstreamFailure as failure:
             raise MeshError(
                 "controller_unavailable", "The controller is being restarted.", cause=failure.cause
             ) from failure
-        await self._relay_response("other", response, "controller")
+        await self._relay_response(None, response, "controller")
 
     # ---------------------------------------------------------------------------------- local answers
 

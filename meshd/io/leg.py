@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
+from meshd.api.rank_body import Buffer
 from meshd.errors import MeshError
 from meshd.io.http1 import ResponseHead
 from meshd.io.pool import Address
@@ -58,12 +60,13 @@ class Leg:
         return f"Leg({self.connection!r} reused={self.is_reused})"
 
     async def ask(
-        self, address: Address, method: str, request: bytes, body: memoryview | None, needs_fresh: bool
+        self, address: Address, method: str, request: bytes, body: Sequence[Buffer], needs_fresh: bool
     ) -> ResponseHead:
         """Send a request and return the response head; raise UpstreamFailure.
 
         A reused connection that dies before any response byte is replaced once, by a fresh one
-        (upstream.md §5); ``needs_fresh`` rules reuse out. ``body`` stays the caller's to keep until sent.
+        (upstream.md §5); ``needs_fresh`` rules reuse out. The buffers of ``body`` stay the caller's, to be
+        kept until they are sent.
         """
         io = self._io
         connection = None if needs_fresh else io.pool.try_idle(address)
@@ -85,7 +88,7 @@ class Leg:
         return response
 
     def _start(
-        self, connection: UpstreamConnection, method: str, request: bytes, body: memoryview | None
+        self, connection: UpstreamConnection, method: str, request: bytes, body: Sequence[Buffer]
     ) -> asyncio.Future[ResponseHead]:
         self.connection = connection
         response = connection.start(method, request, body)

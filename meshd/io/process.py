@@ -11,7 +11,6 @@ import gc
 import os
 import random
 import resource
-import socket
 import sys
 import time
 from collections.abc import Sequence
@@ -20,18 +19,21 @@ from typing import Final
 import uvloop
 
 from meshd.admission.gate import Gate, GateLimits
+from meshd.api.endpoints import EndpointRegistry
 from meshd.config import Settings
-from meshd.control import ChildLink, Manifest, ProcessBoard, State, start_child
+from meshd.control import BoardRow, ChildLink, Manifest, ProcessBoard, State, start_child
 from meshd.director import Director
 from meshd.errors import StartupError
 from meshd.io.account import Ledger
 from meshd.io.downstream import DownstreamConnection
 from meshd.io.headers import HttpDate, RequestIds
+from meshd.io.listener import Listener
 from meshd.io.measure import IoMetrics, PrepareCounters
 from meshd.io.pool import Address, UpstreamPool
 from meshd.io.routes import Routes
 from meshd.io.server import Server
 from meshd.io.services import Services
+from meshd.io.tls_greeter import TlsGreeter
 from meshd.log import Log
 from meshd.memory import Segment
 from meshd.metrics.catalog import build_catalog
@@ -42,10 +44,11 @@ from meshd.routing.placement import Placer
 from meshd.routing.policies.table import policy_table
 from meshd.routing.registry import RegistryBoard
 from meshd.slab import SLAB_KIND, BodySlab
+from meshd.tls import TlsContext, client_context, server_context
 
+SEAT_SECS: Final = 10.0
 TIMER_SECS: Final = 0.1  # how often timers are looked at
 PREPARE_CHECK_SECS: Final = 0.05  # backstop of the prepare rings
-LISTEN_BACKLOG: Final = 4096
 
 
 class IoProcess:
@@ -87,6 +90,7 @@ class IoProcess:
             settings.policy,
             self.metrics,
         )
+        _await_seat(self.row)
         queue_timeout_ns = int(settings.queue_timeout_secs * 1e9)
         bells = [fds[f"bell_io{seat}"] for seat in range(topology.io_seats)]
         gate = Gate(
@@ -103,8 +107,14 @@ class IoProcess:
             time.monotonic_ns,
             wake=lambda row: os.eventfd_write(bells[row], 1),
         )
+        self._upstream_tls = TlsContext(
+            lambda: client_context(
+                settings.ca_cert_paths, settings.client_cert_path, settings.client_key_path
+            )
+        )
         self.pool = UpstreamPool(
             loop,
+            tls=self._upstream_tls.get,
             idle_timeout_s=settings.upstream_keepalive_timeout_secs,
             connect_timeout_s=settings.upstream_connect_timeout_secs,
             on_count=self.metrics.upstream_connections.add,
@@ -128,6 +138,7 @@ class IoProcess:
             director=director,
             pool=self.pool,
             routes=Routes(director.health_facts, lambda: placer.registry, int(time.time())),
+            endpoints=EndpointRegistry(),
             request_ids=RequestIds(settings.request_id_headers),
             date=HttpDate(time.time),
             controller=Address("controller", unix_path=topology.controller_socket),
@@ -137,9 +148,22 @@ class IoProcess:
             clock=time.monotonic,
             ledger=Ledger(self.metrics, self.log),
         )
-        self.server = Server(self.services, _connection_cap())
-        self._listener = socket.socket(fileno=os.dup(fds["listen"]))
-        self._asyncio_server: asyncio.Server | None = None
+        limit = _raise_descriptor_limit()
+        self._cap = connection_cap(limit)
+        self.server = Server(self.services, self._cap)
+        self._handshakes = 0
+        self._tls: TlsContext | None = None
+        if settings.tls_cert_path:
+            self._tls = TlsContext(lambda: server_context(settings.tls_cert_path, settings.tls_key_path))
+            self._tls.get()
+        self._listener = Listener(
+            loop,
+            fds["listen"],
+            self._accept,
+            has_room=self._has_room,
+            descriptor_limit=limit,
+            on_pause=lambda: self.log.warning("accepting_paused", connections=len(self.server._connections)),
+        )
         self._ended: asyncio.Future[int] = loop.create_future()
         self._log_drops = 0
         self._due = time.monotonic()
@@ -149,13 +173,43 @@ class IoProcess:
         loop = self._loop
         loop.add_reader(self._bell, self._bell_rang)
         loop.add_reader(self.link.fileno(), self._link_spoke)
-        self._asyncio_server = await loop.create_server(
-            lambda: DownstreamConnection(self.server), sock=self._listener, backlog=LISTEN_BACKLOG
-        )
+        await self._listener.open()
         self._tick()
         self._check_prepare()
         self.link.ready()
         return await self._ended
+
+    # ------------------------------------------------------------------------------------ connections
+
+    def _accept(self) -> asyncio.BaseProtocol:
+        connection = DownstreamConnection(self.server)
+        if self._tls is None:
+            return connection
+        self._handshakes += 1
+        return TlsGreeter(
+            self._loop, self._tls.get(), connection, self.server.header_timeout_s, self._handshake_ended
+        )
+
+    def _handshake_ended(self, failure: str) -> None:
+        self._handshakes -= 1
+        if failure:
+            self.log.debug("tls_handshake_failed", reason=failure)
+
+    def _has_room(self) -> bool:
+        """Bound what does not count as a served client: who is turned away, and who only shakes hands.
+
+        So upstream connections of running requests always find descriptors.
+        """
+        turned_away = len(self.server._connections) - self._cap
+        return turned_away <= self._cap // 4 and self._handshakes < self._cap // 2
+
+    def _reload_tls(self) -> None:
+        for tls in (self._tls, self._upstream_tls):
+            try:
+                if tls is not None:
+                    tls.reload()
+            except StartupError as error:
+                self.log.error("tls files refused, the old ones stay", message=str(error))
 
     # -------------------------------------------------------------------------------------- callbacks
 
@@ -179,6 +233,7 @@ class IoProcess:
         self.row.beat()
         self.services.is_draining = self.server.is_draining = bool(self.board.is_draining)
         self.server.check_timers(now)
+        self._listener.check()
         self._set_gauges()
         self.pool.sweep()
         self.services.ledger.settle()
@@ -205,6 +260,7 @@ class IoProcess:
                 self._end(0)
             elif kind == "reopen_logs":
                 self.log.reopen()
+                self._reload_tls()
         if self.link.is_closed:
             self._end(1)
 
@@ -213,8 +269,7 @@ class IoProcess:
     def _drain(self, grace_s: float) -> None:
         """Stop accepting, let running requests end, cut what is left after ``grace_s``."""
         self.row.state = State.DRAINING
-        if self._asyncio_server is not None:
-            self._asyncio_server.close()
+        self._listener.close()
         self.services.is_draining = self.server.is_draining = True
         self.services.director.close()
         self.server.close_idle()
@@ -241,11 +296,28 @@ class IoProcess:
             self._ended.set_result(code)
 
 
-def _connection_cap() -> int:
-    """Raise the descriptor limit to its hard bound; clients may have 40 % of it (http.md §2)."""
+def _raise_descriptor_limit() -> int:
+    """Raise the soft limit of descriptors to the hard one; return it."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    return max(16, int(hard * 0.4)) if hard != resource.RLIM_INFINITY else 1 << 20
+    return hard if hard != resource.RLIM_INFINITY else 1 << 20
+
+
+def connection_cap(descriptor_limit: int) -> int:
+    """Clients may have 40 % of the descriptors (http.md §2)."""
+    return max(16, int(descriptor_limit * 0.4))
+
+
+def _await_seat(row: BoardRow) -> None:
+    """Wait until the supervisor has entered this process on the board.
+
+    Until then the controller would take what stands in this seat's row for a dead process's, and strike it.
+    """
+    deadline = time.monotonic() + SEAT_SECS
+    while row.pid != os.getpid():
+        if time.monotonic() > deadline:
+            raise StartupError("the supervisor did not enter this process on the board")
+        time.sleep(0.001)
 
 
 def main(argv: Sequence[str]) -> int:

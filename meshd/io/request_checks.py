@@ -31,13 +31,18 @@ def check_endpoint_head(endpoint: Endpoint, head: RequestHead, max_body_bytes: i
         media_type = values.get(b"content-type")
         if media_type is None or b"content-type" in head.repeated or not _JSON_TYPE.fullmatch(media_type):
             raise MeshError("unsupported_content_type", "Send the body as application/json.")
+    check_length_and_expectation(head, max_body_bytes)
+    head.derived["checked for"] = endpoint.number
+
+
+def check_length_and_expectation(head: RequestHead, max_body_bytes: int) -> None:
+    """Raise MeshError for a body that is too long, or an expectation that is not served."""
     if head.content_length is not None and head.content_length > max_body_bytes:
         raise MeshError("body_too_large", f"The request body may have at most {max_body_bytes} bytes.")
-    expect = values.get(b"expect")
+    expect = head.values.get(b"expect")
     if (
         expect is not None
         and head.is_http11
         and (expect.lower() != b"100-continue" or b"expect" in head.repeated)
     ):
         raise MeshError("expectation_failed", "The only expectation served is 100-continue.")
-    head.derived["checked for"] = endpoint.number

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from meshd.api.endpoints import EndpointRegistry
 from meshd.config import Settings
 from meshd.director import Director
 from meshd.io.account import Ledger
@@ -28,6 +29,7 @@ class Services:
     director: Director
     pool: UpstreamPool
     routes: Routes
+    endpoints: EndpointRegistry
     request_ids: RequestIds
     date: HttpDate
     controller: Address

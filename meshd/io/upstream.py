@@ -16,9 +16,10 @@ from __future__ import annotations
 import asyncio
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final, Protocol, cast
 
+from meshd.api.rank_body import Buffer
 from meshd.io.http1 import (
     MAX_RESPONSE_HEAD_BYTES,
     ChunkedDecoder,
@@ -136,10 +137,10 @@ class UpstreamConnection(asyncio.Protocol):
 
     # ------------------------------------------------------------------------------- what others call
 
-    def start(self, method: str, head: bytes, body: memoryview | None) -> asyncio.Future[ResponseHead]:
+    def start(self, method: str, head: bytes, body: Sequence[Buffer]) -> asyncio.Future[ResponseHead]:
         """Write one request; the future gives the final response head or raises UpstreamFailure.
 
-        ``body`` is read until ``is_sent``: its owner keeps it until then.
+        The buffers of ``body`` are read until ``is_sent``: their owner keeps them until then.
         """
         assert self.transport is not None and not self.is_busy
         self._reset(method)
@@ -147,10 +148,10 @@ class UpstreamConnection(asyncio.Protocol):
         self.last_byte_at = self._clock()
         self._response = self._loop.create_future()
         # uvloop sends at once, so head and body go together: one system call, and the small copy is cheaper.
-        if body is None or len(body) <= JOINED_BODY_BYTES:
-            self.transport.write(b"".join((head, body or b"")))
+        if sum(map(len, body)) <= JOINED_BODY_BYTES:
+            self.transport.write(b"".join((head, *body)))
         else:
-            self.transport.writelines((head, body))
+            self.transport.writelines([head, *body])
         return self._response
 
     @property

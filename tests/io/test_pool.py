@@ -55,7 +55,7 @@ class Scene:
         return self.pool.try_idle(self.address) or await self.pool.connect(self.address)
 
     async def exchange(self, connection: UpstreamConnection) -> None:
-        await connection.start("GET", REQUEST, None)
+        await connection.start("GET", REQUEST, ())
         connection.attach(Nothing())
 
     async def used(self) -> UpstreamConnection:
@@ -332,7 +332,7 @@ def test_upstream_that_leaves_mid_request_gets_no_more_of_it(how):
                 loop = asyncio.get_running_loop()
                 connection = await it.pool.connect(Address("x", *listener.getsockname()))
                 peer, _ = await loop.sock_accept(listener)
-                waiting = connection.start("POST", REQUEST, memoryview(bytes(16 << 20)))
+                waiting = connection.start("POST", REQUEST, [memoryview(bytes(16 << 20))])
                 await until(lambda: not connection.is_sent)
                 if how == "eof":
                     peer.shutdown(socket.SHUT_WR)

@@ -48,7 +48,7 @@ class Conversation:
 
     def ask(self, method: str = "POST", body: bytes = b"body") -> None:
         self.sink = Sink()
-        self.response = self.connection.start(method, REQUEST, memoryview(body))
+        self.response = self.connection.start(method, REQUEST, [memoryview(body)] if body else ())
 
     def play(self, *pieces: bytes) -> None:
         for piece in pieces:
