@@ -55,9 +55,9 @@ def server_context(cert_path: str, key_path: str) -> ssl.SSLContext:
 
 
 def client_context(ca_paths: Sequence[str], cert_path: str = "", key_path: str = "") -> ssl.SSLContext:
-    """Return the context towards upstreams: the system's trust store, ``ca_paths``, and our certificate, if any.
+    """Return the context towards upstreams: it trusts the system's authorities and those of ``ca_paths``.
 
-    Raises StartupError.
+    ``cert_path``, ``key_path``: our own certificate, if upstreams ask for one. Raises StartupError.
     """
     context = ssl.create_default_context(ssl.Purpose.SERVER_AUTH)
     _restrict(context)

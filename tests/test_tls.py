@@ -133,7 +133,7 @@ def test_unusable_files_are_named_with_their_flag(authority: Authority, tmp_path
     assert message(pair.cert, other.key) == (
         f"--tls-key-path: {other.key}: is not the key of the certificate in {pair.cert}"
     )
-    with pytest.raises(StartupError, match="--ca-cert-paths: .*junk.pem: holds no certificate"):
+    with pytest.raises(StartupError, match=r"--ca-cert-paths: .*junk\.pem: holds no certificate"):
         client_context((authority.path, str(junk)))
     with pytest.raises(StartupError, match="--client-key-path: /nowhere/k: cannot be read"):
         client_context((), pair.cert, "/nowhere/k")

@@ -14,7 +14,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
+from meshd.errors import StartupError
 from meshd.io.head_cache import ResponseHeads
+from meshd.io.tls_upstream import TlsUpstreamConnection, connect_tls
 from meshd.io.upstream import UpstreamConnection, UpstreamFailure
 from meshd.routing.upstream import Upstream
 
@@ -45,7 +47,7 @@ def authority_of(upstream: Upstream) -> str:
 
 
 class UpstreamPool:
-    """All upstream connections of one I/O process."""
+    """All upstream connections of one I/O process. ``tls`` gives the context of each new https connection."""
 
     def __init__(
         self,
@@ -53,7 +55,7 @@ class UpstreamPool:
         *,
         idle_timeout_s: float,
         connect_timeout_s: float,
-        tls: ssl.SSLContext | None = None,
+        tls: Callable[[], ssl.SSLContext] = ssl.create_default_context,
         on_count: Callable[[int], None] = lambda _delta: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -95,29 +97,30 @@ class UpstreamPool:
     async def connect(self, address: Address) -> UpstreamConnection:
         """Open a fresh connection; raise UpstreamFailure with the code of the cause."""
 
-        def factory() -> UpstreamConnection:
-            return UpstreamConnection(address.key, self._loop, self._forget, self._clock, self._heads.parse)
-
         try:
             async with asyncio.timeout(self._connect_timeout_s):
-                if address.unix_path:
-                    connection = await self._connect_unix(address.unix_path, factory)
-                else:
-                    _, connection = await self._loop.create_connection(
-                        factory,
-                        address.host,
-                        address.port,
-                        ssl=self._tls if address.is_tls else None,
-                        server_hostname=address.host if address.is_tls else None,
-                    )
+                connection = await self._connect(address)
         except TimeoutError as error:
             raise UpstreamFailure("upstream_connect_timeout", "connect timer", False, False) from error
-        except (OSError, ssl.SSLError, socket.gaierror) as error:
+        except (OSError, ValueError, StartupError) as error:  # ValueError: a name that cannot be looked up
             raise UpstreamFailure("upstream_connection_failed", str(error), False, False) from error
         if connection.is_closed:  # its end was seen before anyone held it
             raise UpstreamFailure("upstream_connection_failed", "closed at once", False, False)
         self._open.add(connection)
         self._on_count(1)
+        return connection
+
+    async def _connect(self, address: Address) -> UpstreamConnection:
+        made = (address.key, self._loop, self._forget, self._clock, self._heads.parse)
+        if address.unix_path:
+            return await self._connect_unix(address.unix_path, lambda: UpstreamConnection(*made))
+        if address.is_tls:
+            return await connect_tls(
+                self._loop, address.host, address.port, self._tls(), lambda: TlsUpstreamConnection(*made)
+            )
+        _, connection = await self._loop.create_connection(
+            lambda: UpstreamConnection(*made), address.host, address.port
+        )
         return connection
 
     async def _connect_unix(self, path: str, factory: Callable[[], UpstreamConnection]) -> UpstreamConnection:

@@ -1,0 +1,115 @@
+"""Accepts client connections on the socket that the supervisor shares with this process.
+
+    OPEN ──(no room, or the event loop gave the socket up)──→ PAUSED ──(100 ms, and there is room)──→ OPEN
+      └───────────────────────── close ───────────────────────────┴──→ CLOSED
+
+The event loop reads the socket through a duplicate of its descriptor. A pause closes the duplicate alone: the
+kernel goes on to queue connections, and none of them is refused. Left to itself the event loop would, out of
+descriptors, close every waiting client unanswered, and at an error of the socket it would stop listening for
+good without a word.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import Callable
+from typing import Final
+
+BACKLOG: Final = 4096
+PAUSE_SECS: Final = 0.1
+
+
+class Listener:
+    """``fd``: the shared listening socket; it stays the caller's. ``accept`` makes each client's protocol.
+
+    ``has_room``: whether more connections may be held. ``descriptor_limit``: accepting pauses when 90 % of so
+    many descriptors are in use; the rest is for upstream connections of requests that run.
+    """
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        fd: int,
+        accept: Callable[[], asyncio.BaseProtocol],
+        *,
+        has_room: Callable[[], bool],
+        descriptor_limit: int,
+        on_pause: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._loop = loop
+        self._fd = fd
+        self._accept = accept
+        self._has_room = has_room
+        self._highest_fd = max(16, descriptor_limit - max(16, descriptor_limit // 10))
+        self._on_pause = on_pause
+        self._socket: socket.socket | None = None
+        self._server: asyncio.Server | None = None
+        self._opening: asyncio.Task[None] | None = None
+        self._is_closed = False
+
+    def __repr__(self) -> str:
+        return f"Listener({'closed' if self._is_closed else 'open' if self._server else 'paused'})"
+
+    async def open(self) -> None:
+        """Start to accept."""
+        listening = socket.socket(fileno=os.dup(self._fd))
+        try:
+            server = await self._loop.create_server(self._accepted, sock=listening, backlog=BACKLOG)
+        except BaseException:
+            listening.close()
+            raise
+        self._socket, self._server = listening, server
+        if self._is_closed:
+            self.close()
+
+    def close(self) -> None:
+        """Accept no more, for good; connections that there are go on."""
+        self._is_closed = True
+        self._release()
+
+    def check(self) -> None:
+        """Notice that the event loop has given up the socket; call some times a second."""
+        if self._socket is not None and self._socket.fileno() < 0:
+            self._pause()
+
+    def _accepted(self) -> asyncio.BaseProtocol:
+        if not self._can_take_more():
+            self._loop.call_soon(self._pause)  # not now: the event loop is still busy with this connection
+        return self._accept()
+
+    def _can_take_more(self) -> bool:
+        """The kernel gives the lowest free descriptor: its number tells how many are in use, for 0.5 µs."""
+        try:
+            lowest = os.dup(self._fd)
+        except OSError:
+            return False
+        os.close(lowest)
+        return lowest < self._highest_fd and self._has_room()
+
+    def _pause(self) -> None:
+        if self._server is None:
+            return
+        self._release()
+        self._on_pause()
+        self._loop.call_later(PAUSE_SECS, self._try_open)
+
+    def _try_open(self) -> None:
+        if self._is_closed:
+            return
+        if self._can_take_more():
+            self._opening = self._loop.create_task(self._open_again())
+        else:
+            self._loop.call_later(PAUSE_SECS, self._try_open)
+
+    async def _open_again(self) -> None:
+        try:
+            await self.open()
+        except OSError:  # the last descriptor went to somebody else
+            self._loop.call_later(PAUSE_SECS, self._try_open)
+
+    def _release(self) -> None:
+        if self._server is not None:
+            self._server.close()
+        self._server = self._socket = None
