@@ -1,7 +1,7 @@
-"""An upstream that answers each POST with given bytes, keeps what it received byte by byte, and counts connections.
+"""An upstream that answers each POST with given bytes, keeps what it received, and counts connections.
 
-It reads requests with h11 as a server: an independent check of every request that meshd emits. A thread of its
-own for each connection keeps it simple enough to be believed.
+It reads requests with h11 as a server: an independent check of every request that meshd emits. A thread of
+its own for each connection keeps it simple enough to be believed.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import queue
 import socket
 import struct
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Self
@@ -20,6 +21,7 @@ import h11
 NOT_FOUND = b"HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n"
 RESET = struct.pack("ii", 1, 0)
 MAX_HEAD_BYTES = 1 << 20
+_ESTABLISHED = 1  # TCP_INFO's first byte
 
 
 @dataclass
@@ -40,8 +42,8 @@ class Seen:
 class Script:
     """What to answer. ``ending`` after the bytes: `keep` the connection, `close` it, or `reset` it.
 
-    ``pieces``: send in pieces of so many bytes, 0 for all at once. ``answers_early``: answer after the head of
-    the request and read none of its body.
+    ``pieces``: send in pieces of so many bytes, 0 for all at once. ``answers_early``: answer after the head
+    of the request and read none of its body until the peer has closed.
     """
 
     reply: bytes | Callable[[Seen], bytes]
@@ -127,11 +129,21 @@ class ScriptedUpstream:
         step = script.pieces or len(reply) or 1
         for at in range(0, len(reply), step):
             sock.sendall(reply[at : at + step])
+        if is_post and script.answers_early:
+            while sock.recv(1 << 20, socket.MSG_PEEK) and not _peer_has_closed(sock):
+                time.sleep(0.005)
+            raise EOFError
         if script.ending == "reset":
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
         if script.ending != "keep":
             raise EOFError
         return data
+
+
+def _peer_has_closed(sock: socket.socket) -> bool:
+    """Say whether the peer has closed, without taking what it sent before."""
+    state = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0]
+    return state != _ESTABLISHED
 
 
 def _read_head(sock: socket.socket, data: bytes) -> tuple[bytes, bytes]:

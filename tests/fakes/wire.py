@@ -1,7 +1,7 @@
 """A client on a raw socket whose answers are read by h11: an independent opinion on every byte meshd emits.
 
-h11 is laxer than meshd about what it receives, so it never judges what must be refused; but whatever it cannot
-read, or reads as a different message, is a fault of ours.
+h11 is laxer than meshd about what it receives, so it never judges what must be refused; but whatever it
+cannot read, or reads as a different message, is a fault of ours.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Answer:
 
 
 class Client:
-    """One connection to a node; ``read`` gives the next answer, ``ends`` whether the connection ended clean."""
+    """One connection to a node; ``read`` gives the next answer, ``ends`` whether it ended clean."""
 
     def __init__(self, host: str, port: int, timeout: float = 10.0) -> None:
         self.socket = socket.create_connection((host, port), timeout=timeout)
@@ -67,7 +67,7 @@ class Client:
         self.socket.close()
 
     def send(self, wire: bytes, piece: int = 0) -> None:
-        """Send ``wire``, in pieces of so many bytes; a server that refused early may have closed meanwhile."""
+        """Send ``wire``, in pieces of so many bytes; who refused early may have closed meanwhile."""
         try:
             if not piece:
                 self.socket.sendall(wire)
