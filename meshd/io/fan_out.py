@@ -1,0 +1,198 @@
+"""Ask every origin that may keep a stored response, and find the one answer for the client.
+
+A Responses resource operation goes to all ``origins`` (endpoints.md §7): at most 32 are asked at a time, in
+their order. The first 2xx to arrive wins and ends all other exchanges. Without one the best answer counts,
+5xx before others before 404, ties by order; so an answer that is no 2xx is kept, its body unread and bounded
+by the connection, until every origin has answered or failed, and a better one replaces it.
+
+Each origin's load is counted from the moment it is asked until its exchange ends. Whatever happens, a
+cancellation included, everything is given back within a turn of the loop, except what the winner holds; that
+is the caller's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+
+from meshd.api.endpoints import RESPONSES_PATH, Endpoint
+from meshd.errors import MeshError
+from meshd.io.headers import forwarded_fields, upstream_head
+from meshd.io.http1 import RequestHead, ResponseHead
+from meshd.io.leg import Leg, error_type_of
+from meshd.io.upstream import UpstreamFailure
+
+if TYPE_CHECKING:
+    from meshd.io.services import Services
+    from meshd.routing.placement import Placement
+    from meshd.routing.upstream import Upstream
+
+MAX_ASKED: Final = 32
+ANSWER_SECS: Final = 30.0
+"""How long each of several origins may take, unless the first-byte timer says otherwise."""
+
+
+class Holder(Protocol):
+    """Who counts load: the placer, or what stands before it."""
+
+    def hold(self, upstream: Upstream) -> Placement: ...
+
+    def release(self, placement: Placement) -> None: ...
+
+
+class Winner(NamedTuple):
+    """The answer to relay. The caller owes the leg and the placement one release each."""
+
+    leg: Leg
+    response: ResponseHead
+    authority: str
+    placement: Placement
+
+
+@dataclass(frozen=True, slots=True)
+class ResourceRequest:
+    """One resource operation; ``resource_id`` is the decoded id, ``head`` the client's own."""
+
+    head: RequestHead
+    endpoint: Endpoint
+    resource_id: str
+    request_id: str
+
+    def to_head(self) -> RequestHead:
+        """Return the client's head with the path that upstreams are asked for."""
+        path = self.endpoint.path.replace(f"{RESPONSES_PATH}/{{id}}", f"{RESPONSES_PATH}/{self.resource_id}")
+        return replace(self.head, target=path.encode("ascii") + self.head.query)
+
+
+@dataclass(slots=True)
+class _Answer:
+    order: int
+    winner: Winner
+
+    @property
+    def is_success(self) -> bool:
+        return 200 <= self.winner.response.status < 300
+
+    @property
+    def key(self) -> tuple[int, int]:
+        """The smallest is the best answer."""
+        status = self.winner.response.status
+        if self.is_success:
+            return 0, self.order
+        return (1 if status >= 500 else 3 if status == 404 else 2), self.order
+
+
+class FanOut:
+    """One resource operation in progress. ``request_deadline``: on the clock of ``io``."""
+
+    def __init__(
+        self, io: Services, holder: Holder, request: ResourceRequest, request_deadline: float
+    ) -> None:
+        self._io = io
+        self._holder = holder
+        self._request = request
+        self._head = request.to_head()
+        self._deadline = request_deadline
+        self._limit_s: float | None = None
+        self._failures: list[str] = []
+
+    async def run(self, origins: Sequence[Upstream]) -> Winner:
+        """Ask ``origins``, each once; return the answer to relay.
+
+        Raises ``MeshError`` ``no_worker_response`` if none answered.
+        """
+        first_byte_s = self._io.settings.first_byte_timeout_secs
+        self._limit_s = first_byte_s or (ANSWER_SECS if len(origins) > 1 else None)
+        waiting = deque(enumerate(origins))
+        asked: set[asyncio.Task[_Answer | None]] = set()
+        best: _Answer | None = None
+        try:
+            while waiting or asked:
+                while waiting and len(asked) < MAX_ASKED:
+                    asked.add(asyncio.create_task(self._ask(*waiting.popleft())))
+                done, _ = await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)
+                for task in done:
+                    asked.remove(task)
+                    best = self._better(best, task.result())
+                if best is not None and best.is_success:
+                    break
+        except BaseException:
+            self._drop(best)
+            raise
+        finally:
+            for task in asked:
+                task.add_done_callback(self._drop_late)  # it may have its answer at this very moment
+                task.cancel()
+        if best is None:
+            raise MeshError(
+                "no_worker_response", "No server answered.", cause="; ".join(self._failures[:MAX_ASKED])
+            )
+        return best.winner
+
+    async def _ask(self, order: int, upstream: Upstream) -> _Answer | None:
+        """Return the answer of one origin, None if it gave none."""
+        io = self._io
+        address, authority = io.pool.target(upstream)
+        placement = self._holder.hold(upstream)
+        leg = Leg(io, self._deadline)
+        answer: _Answer | None = None
+        try:
+            async with asyncio.timeout(self._time_left_s()):
+                response = await leg.ask(
+                    address, self._head.method, self._bytes_for(upstream, authority), (), needs_fresh=False
+                )
+            io.metrics.upstream_response(response.status)
+            answer = _Answer(order, Winner(leg, response, authority, placement))
+        except UpstreamFailure as failure:
+            self._note_failure(upstream, error_type_of(failure), failure.cause)
+        except TimeoutError:
+            self._note_failure(upstream, "timeout", "no answer in time")
+        finally:
+            if answer is None:  # a cancellation too
+                leg.close()
+                self._holder.release(placement)
+        return answer
+
+    def _bytes_for(self, upstream: Upstream, authority: str) -> bytes:
+        key = upstream.api_key
+        return upstream_head(
+            self._head,
+            base_path=upstream.base_path,
+            authority=authority,
+            fields=forwarded_fields(self._head, passes_credentials=key is None),
+            body_bytes=0 if self._head.method == "POST" else None,
+            request_id=self._request.request_id,
+            api_key=key,
+            sends_x_api_key=False,
+        )
+
+    def _time_left_s(self) -> float | None:
+        left_s = max(0.0, self._deadline - self._io.clock())
+        return left_s if self._limit_s is None else min(left_s, self._limit_s)
+
+    def _note_failure(self, upstream: Upstream, kind: str, cause: str) -> None:
+        self._io.metrics.attempt_failed(kind)
+        self._failures.append(f"{upstream.base_url}: {cause}")
+
+    def _better(self, one: _Answer | None, other: _Answer | None) -> _Answer | None:
+        """Return the better of two answers and give the other one back."""
+        if one is None or other is None:
+            return one or other
+        best, rest = (one, other) if one.key < other.key else (other, one)
+        self._drop(rest)
+        return best
+
+    def _drop(self, answer: _Answer | None) -> None:
+        if answer is not None:
+            answer.winner.leg.release()
+            self._holder.release(answer.winner.placement)
+
+    def _drop_late(self, task: asyncio.Task[_Answer | None]) -> None:
+        if not task.cancelled():
+            self._drop(task.result())
+
+    def __repr__(self) -> str:
+        return f"FanOut({self._head.method} {self._head.target!r}, failed={len(self._failures)})"
