@@ -296,13 +296,16 @@ def test_at_most_32_origins_are_asked_at_a_time_in_their_order() -> None:
     play(story)
 
 
-def test_client_that_leaves_ends_every_exchange() -> None:
+@pytest.mark.parametrize("is_answer_kept", [False, True])
+def test_client_that_leaves_ends_every_exchange(is_answer_kept: bool) -> None:
     async def story() -> None:
         async with scene(SILENCE, NOT_FOUND, SILENCE) as it:
             running = asyncio.create_task(it.run())
             await asyncio.gather(*(origin.arrived.wait() for origin in it.origins))
             while it.counts["status 404"] == 0:
                 await asyncio.sleep(0)
+            if is_answer_kept:
+                await it.settle()
             running.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await running
