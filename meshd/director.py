@@ -20,6 +20,7 @@ from meshd.prepare.client import PrepareClient
 from meshd.prepare.job import Job, Result
 from meshd.routing.placement import Placement, Placer
 from meshd.routing.readiness import node_facts
+from meshd.routing.upstream import Upstream
 from meshd.slab import BodySlab, Slot
 
 UNKNOWN_LENGTH_BYTES: Final = 65536  # what a body of unknown length reserves at first
@@ -195,6 +196,14 @@ class Director:
     def place(self, endpoint: Endpoint, view: RoutingView) -> Placement:
         """Choose an upstream and count its load; raise MeshError when there is none."""
         return self._placer.place(endpoint, view)
+
+    def origins(self, endpoint: Endpoint) -> tuple[Upstream, ...]:
+        """Return the origins that a resource operation asks; raise MeshError when there are none."""
+        return self._placer.origins(endpoint)
+
+    def hold(self, upstream: Upstream) -> Placement:
+        """Count the load of an upstream that is asked without having been picked."""
+        return self._placer.hold(upstream)
 
     def release(self, placement: Placement) -> None:
         self._placer.release(placement)

@@ -20,6 +20,7 @@ from meshd.api.view import RoutingView
 from meshd.errors import MeshError
 from meshd.io.account import Record
 from meshd.io.downstream import DownstreamConnection
+from meshd.io.fan_out import FanOut, ResourceRequest
 from meshd.io.headers import (
     downstream_head,
     error_fields,
@@ -127,7 +128,7 @@ class Exchange:
                 self._answer(*io.routes.answer(route, head.method))
             return
         try:
-            endpoint, _ = io.endpoints.find(head.method, head.path)
+            endpoint, resource_id = io.endpoints.find(head.method, head.path)
         except MeshError:
             self._begin("other", "req-")
             raise
@@ -136,14 +137,17 @@ class Exchange:
             self._answer(*io.routes.models())
             return
         self.record.endpoint = endpoint.label
-        await self._serve_endpoint(endpoint)
-
-    async def _serve_endpoint(self, endpoint: Endpoint) -> None:
-        """The order of checks is that of http.md §3: nothing is taken before the head has passed."""
-        io, head, record = self._io, self._head, self.record
         check_endpoint_head(endpoint, head, io.max_body_bytes)
         self._ticket = io.director.try_admit() or await self._wait_for_ticket()
         io.metrics.tickets_granted.inc()
+        if endpoint.picks_by == "fan_out":
+            await self._serve_resource(endpoint, resource_id)
+        else:
+            await self._serve_endpoint(endpoint)
+
+    async def _serve_endpoint(self, endpoint: Endpoint) -> None:
+        """From the body to the response; the head has passed and the ticket is held."""
+        io, record = self._io, self.record
         room = await self._receive_body(io.max_body_bytes)
         record.body_at = io.clock()
         if endpoint.has_prepare_job:
@@ -159,6 +163,19 @@ class Exchange:
         record.placed_at = io.clock()
         record.upstream, record.reason, record.attempts = placement.upstream.url, placement.reason, 1
         response, authority = await self._ask_upstream(endpoint, view, placement, room)
+        await self._relay_response(endpoint, response, authority)
+
+    async def _serve_resource(self, endpoint: Endpoint, resource_id: str) -> None:
+        """A stored response may lie on any origin: all are asked, the best answer is relayed."""
+        io, record = self._io, self.record
+        record.ticket_at = io.clock()
+        record.routed = io.metrics.routed(record.model_label, endpoint.label, False)
+        origins = io.director.origins(endpoint)
+        request = ResourceRequest(self._head, endpoint, resource_id, record.request_id)
+        fan_out = FanOut(io, io.director, request, record.ticket_at + io.settings.request_timeout_secs)
+        self._leg, response, authority, self._placement = await fan_out.run(origins)
+        record.upstream, record.reason = self._placement.upstream.url, self._placement.reason
+        record.attempts = len(origins)
         await self._relay_response(endpoint, response, authority)
 
     def _begin(self, label: str, id_prefix: str) -> None:
