@@ -75,6 +75,17 @@ def check_path(value: str) -> str:
     return value
 
 
+def check_passthrough_paths(value: tuple[str, ...]) -> tuple[str, ...]:
+    """Accept exact paths, and prefixes that end in ``*``; a path has no query and no dot segment."""
+    for pattern in value:
+        path = check_path(pattern).removesuffix("*")
+        if "?" in path or "*" in path or not {".", ".."}.isdisjoint(path.split("/")):
+            raise ValueError(
+                f"{pattern!r} is neither a path nor the beginning of one followed by *, without query"
+            )
+    return value
+
+
 def check_ascending(value: tuple[float, ...]) -> tuple[float, ...]:
     """Accept bucket bounds: at least one, each above the one before."""
     if not value:

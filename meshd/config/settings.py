@@ -101,6 +101,12 @@ class Settings:
         is_secret=True,
         check=checks.check_header_value,
     )
+    dp_aware: bool = _upstreams(
+        False,
+        help="Register each server as one upstream for each of its data-parallel ranks, as many as its"
+        " /server_info tells.",
+        takes_effect="new processes",
+    )
     demo: int = _upstreams(
         0,
         help="Start this many bundled deterministic servers on loopback and register them.",
@@ -153,6 +159,14 @@ class Settings:
     )
     max_header_bytes: int = _request(65536, help="Largest request head.", unit="bytes", minimum=1024)
     max_headers: int = _request(256, help="Most field lines in a request head.", unit="lines", minimum=16)
+    passthrough_paths: tuple[str, ...] = _request(
+        (),
+        help="Further paths that are forwarded to the least loaded server, whatever the body: exact, or"
+        " prefixes that end in *.",
+        metavar="PATH",
+        check=checks.check_passthrough_paths,
+        takes_effect="new processes",
+    )
     request_id_headers: tuple[str, ...] = _request(
         _REQUEST_ID_HEADERS,
         help="Headers searched, in order, for the id of a request.",
