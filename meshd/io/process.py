@@ -182,13 +182,15 @@ class IoProcess:
     # ------------------------------------------------------------------------------------ connections
 
     def _accept(self) -> asyncio.BaseProtocol:
-        connection = DownstreamConnection(self.server)
         if self._tls is None:
-            return connection
+            return self._connection()
         self._handshakes += 1
         return TlsGreeter(
-            self._loop, self._tls.get(), connection, self.server.header_timeout_s, self._handshake_ended
+            self._loop, self._tls.get(), self._connection, self.server.header_timeout_s, self._handshake_ended
         )
+
+    def _connection(self) -> asyncio.BaseProtocol:
+        return DownstreamConnection(self.server)
 
     def _handshake_ended(self, failure: str) -> None:
         self._handshakes -= 1

@@ -1,6 +1,6 @@
 """The first moments of a client connection over TLS: a handshake, then the ordinary protocol takes over.
 
-    TCP accepted → TlsGreeter → handshake → connection.connection_made(TlsTransport)
+    TCP accepted → TlsGreeter → handshake → connect().connection_made(TlsTransport)
                                    └─ fails, or takes too long → closed without an answer
 
 Plain HTTP on a TLS port, TLS 1.1 and port scanners all end on the lower branch. The connection itself, and so
@@ -20,7 +20,7 @@ _FAILURES: Final = (OSError, ValueError)  # every ssl.SSLError is an OSError
 
 
 class TlsGreeter(asyncio.Protocol):
-    """Hands one accepted connection to ``connection`` once TLS stands.
+    """Hands one accepted connection to the protocol that ``connect`` makes, once TLS stands.
 
     ``on_end`` is called exactly once, with the reason if there was no handshake, else with an empty string.
     """
@@ -29,13 +29,13 @@ class TlsGreeter(asyncio.Protocol):
         self,
         loop: asyncio.AbstractEventLoop,
         context: ssl.SSLContext,
-        connection: asyncio.BaseProtocol,
+        connect: Callable[[], asyncio.BaseProtocol],
         handshake_timeout_s: float,
         on_end: Callable[[str], None],
     ) -> None:
         self._loop = loop
         self._context = context
-        self._connection = connection
+        self._connect = connect
         self._handshake_timeout_s = handshake_timeout_s
         self._on_end = on_end
         self._tcp: asyncio.Transport | None = None
@@ -45,7 +45,7 @@ class TlsGreeter(asyncio.Protocol):
         tcp = self._tcp = cast(asyncio.Transport, transport)  # uvloop's own class is not registered as one
         self._handshake = self._loop.start_tls(
             tcp,
-            self._connection,
+            asyncio.Protocol(),  # nobody: there are no bytes before the handshake has ended
             self._context,
             server_side=True,
             ssl_handshake_timeout=self._handshake_timeout_s,
@@ -72,7 +72,9 @@ class TlsGreeter(asyncio.Protocol):
             self._fail("the client closed the connection")
             return
         self._on_end("")
-        self._connection.connection_made(TlsTransport(tls, self._tcp))
+        connection = self._connect()
+        tls.set_protocol(connection)
+        connection.connection_made(TlsTransport(tls, self._tcp))
 
     def _fail(self, reason: str) -> None:
         assert self._tcp is not None
