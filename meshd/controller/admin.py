@@ -49,9 +49,14 @@ class AdminRoutes:
             wanted = str(uuid.UUID(text))
         except ValueError:
             return worker_error(request, 400, "BAD_REQUEST", "The id of a worker is a UUID.")
-        for upstream in self._keeper.upstreams:
+        upstreams = self._keeper.upstreams
+        for upstream in upstreams:
             if upstream.id == wanted:
                 return json_answer(request, self._info(upstream))
+        ranks = [upstream for upstream in upstreams if upstream.origin_id == wanted]
+        if ranks:
+            infos = [self._info(rank) for rank in ranks]
+            return json_answer(request, {"id": wanted, "url": ranks[0].base_url, "ranks": infos})
         return worker_error(request, 404, "WORKER_NOT_FOUND", "There is no worker with this id.")
 
     def _info(self, upstream: Upstream) -> dict[str, Any]:
@@ -78,7 +83,7 @@ class AdminRoutes:
             "breaker": "closed",
             "cooldown_secs": 0.0,
             "dp_rank": upstream.dp_rank,
-            "dp_size": None,
+            "dp_size": upstream.dp_size,
             "job_status": None if job is None else _job_status(job),
         }
 

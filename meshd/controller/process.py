@@ -37,6 +37,7 @@ from meshd.metrics.table import MetricTable
 from meshd.routing.load import LoadTable
 from meshd.routing.readiness import node_facts
 from meshd.routing.registry import RegistryBoard
+from meshd.tls import TlsContext, client_context
 
 
 class Controller:
@@ -58,6 +59,11 @@ class Controller:
         self._table = MetricTable(cells, self._topology.metric_rows, catalog)
         self._row = MetricRow(cells, manifest.seat, catalog)
         self._drops = self._row.counter("mesh_internal_drops_total", queue="log")
+        self._upstream_tls = TlsContext(
+            lambda: client_context(
+                settings.ca_cert_paths, settings.client_cert_path, settings.client_key_path
+            )
+        )
         admission = Cells(Segment.attach(fds["gate"], "gate"), None, self._topology.metric_rows)
         self._sweeper = Sweeper(self._board, self._topology, self._loads, admission, log)
 
@@ -71,6 +77,7 @@ class Controller:
             is_idle=self._loads.is_idle,
             schedule=loop.call_later,
             ring_bells=partial(ring_bells, self._manifest.fds),
+            is_dp_aware=self._settings.dp_aware,
         )
         keeper.start(announcements(self._settings))
         self._sweeper.sweep()
@@ -125,7 +132,7 @@ class Controller:
         )
         checks = partial(self._row.counter, "mesh_worker_health_checks_total", worker_type="regular")
         counters = ProbeCounters(checks(result="success"), checks(result="failure"))
-        return Prober(keeper, UpstreamClient(), probe, counters, self._log, rng=random.Random())
+        return Prober(keeper, UpstreamClient(self._upstream_tls.get), probe, counters, self._log, rng=random.Random())
 
     def _facts(self) -> HealthFacts:
         settings = self._settings
@@ -156,8 +163,15 @@ class Controller:
             elif message["t"] == "reopen_logs":
                 with contextlib.suppress(OSError):  # the old file stays open
                     self._log.reopen()
+                self._reload_tls()
         if self._link.is_closed:
             stopped.set()
+
+    def _reload_tls(self) -> None:
+        try:
+            self._upstream_tls.reload()
+        except StartupError as error:
+            self._log.error("tls files refused, the old ones stay", message=str(error))
 
 
 def ring_bells(fds: dict[str, int]) -> None:

@@ -72,6 +72,7 @@ class RegistryKeeper:
 
     ``is_idle``: whether no process holds load on a number. ``schedule``: runs a callable a little later,
     once (the event loop's ``call_later``). ``ring_bells``: tells the I/O processes of a new generation.
+    ``is_dp_aware``: a server becomes one upstream for each of its data-parallel ranks when it is registered.
     """
 
     def __init__(
@@ -84,6 +85,7 @@ class RegistryKeeper:
         ring_bells: Callable[[], None],
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
+        is_dp_aware: bool = False,
     ) -> None:
         self._board = board
         self._log = log
@@ -92,6 +94,7 @@ class RegistryKeeper:
         self._ring_bells = ring_bells
         self._clock = clock
         self._wall_clock = wall_clock
+        self._is_dp_aware = is_dp_aware
         self._upstreams: list[Upstream] = []
         self._jobs: dict[str, Job] = {}
         self._last_number = -1
@@ -152,16 +155,27 @@ class RegistryKeeper:
             self._set_job(upstream, "processing")
 
     def activate(self, base_url: str, discovered: Discovered) -> None:
-        """Complete the registration of an origin: its facts, state ``active``, healthy."""
+        """Complete the registration of an origin: its facts, its ranks, state ``active``, healthy.
+
+        An origin that has to have ranks and cannot has failed: it stays as it is, and is tried again.
+        """
+        if self._is_dp_aware:
+            problem = self._split(base_url, discovered.dp_size)
+            if problem:
+                self.fail(base_url, problem)
+                self._log.warning("registration_failed", upstream=base_url, reason=problem)
+                return
         for upstream in self.of_origin(base_url):
             labels = settled_labels(discovered, upstream.labels)
             models = settled_models(discovered, upstream.models, labels)
             self._change(upstream, labels=labels, models=models, state="active", is_healthy=True)
             self._set_job(upstream, "completed", discovered.problem)
+        ranks = self.of_origin(base_url)
         self._log.info(
             "upstream_active",
             upstream=base_url,
-            models=",".join(self.of_origin(base_url)[0].models),
+            models=",".join(ranks[0].models),
+            ranks=ranks[0].dp_size,
             problem=discovered.problem or None,
         )
 
@@ -197,6 +211,38 @@ class RegistryKeeper:
 
     def __repr__(self) -> str:
         return f"RegistryKeeper({[(u.url, u.state, u.is_healthy) for u in self._upstreams]})"
+
+    def _split(self, base_url: str, dp_size: int | None) -> str:
+        """Put one upstream for each rank where the origin stands; return why that cannot be, or nothing."""
+        origin = self.of_origin(base_url)[0]
+        if origin.dp_rank is not None:
+            return ""
+        if dp_size is None:
+            return "the server does not tell its dp_size"
+        numbers = [origin.number]
+        taken = {upstream.number for upstream in self._upstreams}
+        while len(numbers) < dp_size:
+            number = free_number(taken, self._is_idle, self._last_number)
+            if number is None:
+                return f"the set has no room for {dp_size} ranks"
+            self._last_number = number
+            taken.add(number)
+            numbers.append(number)
+        ranks = [
+            replace(
+                origin,
+                number=number,
+                id=str(uuid.uuid4()),
+                dp_rank=rank,
+                dp_size=dp_size,
+                origin_id=origin.id,
+            )
+            for rank, number in enumerate(numbers)
+        ]
+        place = self._upstreams.index(origin)
+        self._upstreams[place : place + 1] = ranks
+        self._jobs.pop(origin.id, None)
+        return ""
 
     def _change(self, upstream: Upstream, **changes: Any) -> None:
         changed = replace(upstream, **changes)

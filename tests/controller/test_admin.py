@@ -19,7 +19,7 @@ from meshd.routing.load import LoadTable, segment_bytes
 from meshd.routing.registry import SEGMENT_BYTES, RegistryBoard
 
 
-def make_keeper() -> RegistryKeeper:
+def make_keeper(is_dp_aware: bool = False) -> RegistryKeeper:
     keeper = RegistryKeeper(
         RegistryBoard(Segment.create("registry", SEGMENT_BYTES)),
         Log("test", "error", stream_fd=-1),
@@ -27,6 +27,7 @@ def make_keeper() -> RegistryKeeper:
         schedule=lambda delay_s, call: call(),
         ring_bells=lambda: None,
         wall_clock=lambda: 1790000000.0,
+        is_dp_aware=is_dp_aware,
     )
     keeper.start(
         [
@@ -129,3 +130,17 @@ def test_other_methods_are_405_with_allow() -> None:
     answer = ask(make_keeper(), "/workers", "DELETE")
     assert answer.status == 405
     assert dict(answer.headers)["allow"] == "GET, HEAD"
+
+
+def test_id_of_an_origin_resolves_to_all_its_ranks_and_each_rank_to_itself() -> None:
+    keeper = make_keeper(is_dp_aware=True)
+    origin = keeper.upstreams[0]
+    keeper.activate("http://a:1", Discovered(("m1",), dp_size=2))
+    body = orjson.loads(ask(keeper, f"/workers/{origin.id}").body)
+    assert (body["id"], body["url"]) == (origin.id, "http://a:1")
+    assert [(info["url"], info["dp_rank"], info["dp_size"]) for info in body["ranks"]] == [
+        ("http://a:1@0", 0, 2),
+        ("http://a:1@1", 1, 2),
+    ]
+    for rank in keeper.upstreams[:2]:
+        assert orjson.loads(ask(keeper, f"/workers/{rank.id}").body)["url"] == rank.url

@@ -1,17 +1,82 @@
-"""Facts from /v1/models and how they settle with what was configured."""
+"""Facts that an upstream tells, and how they settle with what was configured."""
 
 from __future__ import annotations
+
+import asyncio
 
 import orjson
 import pytest
 
+from meshd.controller.http_client import Answer, FetchError, UpstreamClient
 from meshd.controller.registration import (
     MAX_MODELS,
     Discovered,
+    discover,
+    read_information,
     read_models,
     settled_labels,
     settled_models,
 )
+from meshd.routing.registry import Upstream
+
+
+class ToldUpstream(UpstreamClient):
+    """Answers each path with a status and JSON, any other path with 404; a status of 0 is no answer."""
+
+    def __init__(self, told: dict[str, tuple[int, object]]) -> None:
+        super().__init__()
+        self.told = told
+        self.paths: list[str] = []
+
+    async def get(self, upstream: Upstream, path: str, timeout_s: float, max_body_bytes: int) -> Answer:
+        self.paths.append(path)
+        status, value = self.told.get(path, (404, None))
+        if not status:
+            raise FetchError("refused")
+        return Answer(status, orjson.dumps(value))
+
+    def discover(self) -> Discovered:
+        return asyncio.run(discover(self, Upstream(number=0, id="a", base_url="http://u:1")))
+
+
+MODELS = (200, {"data": [{"id": "m1", "root": "/root"}]})
+
+
+def test_names_and_ranks_come_from_the_information_routes_and_win_over_the_root() -> None:
+    found = ToldUpstream(
+        {
+            "/v1/models": MODELS,
+            "/server_info": (200, {"served_model_name": "s", "model_path": "/m", "dp_size": 4, "x": 1}),
+            "/model_info": (200, {"model_path": "/other", "tokenizer_path": "/t"}),
+        }
+    ).discover()
+    labels = {"served_model_name": "s", "model_path": "/m", "tokenizer_path": "/t"}
+    assert found == Discovered(("m1",), labels, "", 4)
+
+
+def test_older_spelling_of_a_route_is_asked_only_where_the_newer_is_missing() -> None:
+    upstream = ToldUpstream({"/get_server_info": (200, {"dp_size": 2}), "/model_info": (200, {})})
+    assert upstream.discover().dp_size == 2
+    assert "/get_model_info" not in upstream.paths
+
+
+def test_server_without_information_routes_is_no_problem_and_one_that_fails_is() -> None:
+    assert ToldUpstream({"/v1/models": MODELS}).discover() == Discovered(("m1",), {"model_path": "/root"})
+    found = ToldUpstream({"/v1/models": (500, None), "/server_info": (0, None), "/model_info": (403, None)})
+    assert found.discover() == Discovered(
+        problem="/v1/models answered 500; /server_info: refused; /model_info answered 403"
+    )
+    assert found.paths.count("/get_server_info") == 0
+
+
+@pytest.mark.parametrize("dp_size", [0, -1, True, 2.0, "2", None, 10**6])
+def test_number_of_ranks_is_a_count_or_it_is_unknown(dp_size: object) -> None:
+    assert read_information("/server_info", orjson.dumps({"dp_size": dp_size})).dp_size is None
+
+
+@pytest.mark.parametrize("body", [b"", b"[]", b"\xff"])
+def test_information_that_is_no_object_is_a_problem(body: bytes) -> None:
+    assert read_information("/server_info", body).problem == "/server_info answered no JSON object"
 
 
 def test_all_ids_are_read_once_in_order_and_the_first_root_is_the_model_path() -> None:

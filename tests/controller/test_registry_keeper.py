@@ -26,6 +26,7 @@ class Node:
     now_s: float = 100.0
     bells: int = 0
     due: list[Callable[[], None]] = field(default_factory=list)
+    is_dp_aware: bool = False
 
     def keeper(self) -> RegistryKeeper:
         return RegistryKeeper(
@@ -36,6 +37,7 @@ class Node:
             ring_bells=self._ring,
             clock=lambda: self.now_s,
             wall_clock=lambda: 1790000000.5,
+            is_dp_aware=self.is_dp_aware,
         )
 
     def run_due(self) -> int:
@@ -165,3 +167,68 @@ def test_upstreams_of_the_settings_get_the_common_key_unless_they_have_their_own
     keys = [(a.base_url, a.api_key) for a in found]
     assert keys == [("http://a:1", "k"), ("http://b:1", "k"), ("http://c:1", "own"), ("http://d:1", "k")]
     assert (found[2].model_id, found[2].priority) == ("m", 7)
+
+
+def test_server_becomes_one_upstream_for_each_rank_in_its_place_of_the_order() -> None:
+    node = Node(is_dp_aware=True)
+    keeper = node.keeper()
+    keeper.start([Announcement("http://a:1", api_key="k", labels=(("x", "1"),)), Announcement("http://b:1")])
+    origin = keeper.upstreams[0]
+    keeper.activate("http://a:1", Discovered(("m1",), dp_size=3))
+    node.run_due()
+    registry = RegistryBoard(node.segment).read()
+    assert [(u.url, u.base_url, u.dp_rank, u.dp_size) for u in registry.upstreams] == [
+        ("http://a:1@0", "http://a:1", 0, 3),
+        ("http://a:1@1", "http://a:1", 1, 3),
+        ("http://a:1@2", "http://a:1", 2, 3),
+        ("http://b:1", "http://b:1", None, None),
+    ]
+    ranks = registry.upstreams[:3]
+    assert [u.number for u in ranks] == [origin.number, 2, 3]
+    assert {(u.api_key, u.state, u.is_healthy, u.models, u.labels["x"]) for u in ranks} == {
+        ("k", "active", True, ("m1",), "1")
+    }
+    assert {u.origin_id for u in ranks} == {origin.id}
+    assert len({origin.id, *(u.id for u in ranks)}) == 4
+    jobs = [keeper.job(u) for u in keeper.upstreams[:3]]
+    assert [(job.worker_url, job.status) for job in jobs if job] == [(u.url, "completed") for u in ranks]
+    assert keeper.origins() == ["http://a:1", "http://b:1"]
+
+
+def test_health_of_an_origin_is_that_of_all_its_ranks_and_survives_the_controller() -> None:
+    node = Node(is_dp_aware=True)
+    keeper = node.keeper()
+    keeper.start([Announcement("http://a:1")])
+    keeper.activate("http://a:1", Discovered(dp_size=2))
+    keeper.set_health("http://a:1", False)
+    assert [u.is_healthy for u in keeper.upstreams] == [False, False]
+    node.run_due()
+    second = node.keeper()
+    second.start([])
+    assert second.upstreams == keeper.upstreams
+    second.activate("http://a:1", Discovered(dp_size=5))  # ranks stay as they were registered
+    assert len(second.upstreams) == 2
+
+
+def test_registration_without_a_number_of_ranks_fails_and_can_be_tried_again() -> None:
+    node = Node(is_dp_aware=True)
+    keeper = node.keeper()
+    keeper.start([Announcement("http://a:1")])
+    keeper.activate("http://a:1", Discovered(("m1",)))
+    (upstream,) = keeper.upstreams
+    job = keeper.job(upstream)
+    assert job is not None
+    assert (job.status, job.message) == ("failed", "the server does not tell its dp_size")
+    assert (upstream.state, upstream.is_healthy) == ("starting", False)
+    keeper.activate("http://a:1", Discovered(("m1",), dp_size=1))
+    assert [u.url for u in keeper.upstreams] == ["http://a:1@0"]
+
+
+def test_ranks_that_do_not_fit_the_set_fail_the_registration_as_a_whole() -> None:
+    node = Node(is_dp_aware=True)
+    keeper = node.keeper()
+    keeper.start([Announcement(f"http://u{n}:1") for n in range(1000)])
+    keeper.activate("http://u0:1", Discovered(dp_size=26))
+    assert len(keeper.upstreams) == 1000
+    keeper.activate("http://u0:1", Discovered(dp_size=25))
+    assert len({u.number for u in keeper.upstreams}) == 1024
