@@ -8,11 +8,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ssl
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
 import h11
 
+from meshd.errors import StartupError
 from meshd.routing.registry import Upstream
 
 _READ_BYTES: Final = 65536
@@ -34,9 +36,9 @@ class Answer:
 
 
 class UpstreamClient:
-    """GETs from upstreams with their own keys. ``tls``: the context for https (default: system trust)."""
+    """GETs from upstreams with their own keys. ``tls`` gives the context of each https connection."""
 
-    def __init__(self, tls: ssl.SSLContext | None = None) -> None:
+    def __init__(self, tls: Callable[[], ssl.SSLContext] = ssl.create_default_context) -> None:
         self._tls = tls
 
     async def get(self, upstream: Upstream, path: str, timeout_s: float, max_body_bytes: int) -> Answer:
@@ -46,11 +48,12 @@ class UpstreamClient:
                 return await self._get(upstream, path, max_body_bytes)
         except TimeoutError as exc:
             raise FetchError(f"no answer within {timeout_s:g} s") from exc
-        except (OSError, h11.RemoteProtocolError, UnicodeError) as exc:
+        except (OSError, ValueError, h11.RemoteProtocolError, StartupError) as exc:
+            # ValueError: a name that cannot be looked up. StartupError: files of --ca-cert-paths and so on.
             raise FetchError(f"{type(exc).__name__}: {exc}") from exc
 
     async def _get(self, upstream: Upstream, path: str, max_body_bytes: int) -> Answer:
-        tls = self._tls_context() if upstream.is_tls else None
+        tls = self._tls() if upstream.is_tls else None
         reader, writer = await asyncio.open_connection(upstream.host, upstream.port, ssl=tls)
         try:
             connection = h11.Connection(h11.CLIENT, max_incomplete_event_size=_HEAD_BYTES)
@@ -62,11 +65,6 @@ class UpstreamClient:
             writer.transport.abort()
             with contextlib.suppress(OSError):
                 await writer.wait_closed()
-
-    def _tls_context(self) -> ssl.SSLContext:
-        if self._tls is None:
-            self._tls = ssl.create_default_context()
-        return self._tls
 
 
 def _request(upstream: Upstream, path: str) -> h11.Request:

@@ -77,7 +77,6 @@ class Controller:
             is_idle=self._loads.is_idle,
             schedule=loop.call_later,
             ring_bells=partial(ring_bells, self._manifest.fds),
-            is_dp_aware=self._settings.dp_aware,
         )
         keeper.start(announcements(self._settings))
         self._sweeper.sweep()
@@ -132,7 +131,8 @@ class Controller:
         )
         checks = partial(self._row.counter, "mesh_worker_health_checks_total", worker_type="regular")
         counters = ProbeCounters(checks(result="success"), checks(result="failure"))
-        return Prober(keeper, UpstreamClient(self._upstream_tls.get), probe, counters, self._log, rng=random.Random())
+        client = UpstreamClient(self._upstream_tls.get)
+        return Prober(keeper, client, probe, counters, self._log, rng=random.Random())
 
     def _facts(self) -> HealthFacts:
         settings = self._settings

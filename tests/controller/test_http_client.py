@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import Awaitable, Callable
 
 import pytest
 
 from meshd.controller.http_client import Answer, FetchError, UpstreamClient
 from meshd.routing.registry import Upstream
+from meshd.tls import client_context
+from tests.fakes.certificates import Authority
 
 
 def fetch(
@@ -111,4 +114,55 @@ def test_refused_connection_is_an_error() -> None:
         await UpstreamClient().get(Upstream(0, "id", f"http://127.0.0.1:{port}"), "/", 5.0, 1000)
 
     with pytest.raises(FetchError):
+        asyncio.run(run())
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority(tmp_path_factory.mktemp("authority"))
+
+
+def fetch_over_tls(server: ssl.SSLContext, client: ssl.SSLContext) -> Answer | FetchError:
+    async def play(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok")
+
+    async def run() -> Answer | FetchError:
+        listening = await asyncio.start_server(play, "127.0.0.1", 0, ssl=server)
+        async with listening:
+            port = listening.sockets[0].getsockname()[1]
+            try:
+                upstream = Upstream(0, "id", f"https://127.0.0.1:{port}")
+                return await UpstreamClient(lambda: client).get(upstream, "/health", 5.0, 1000)
+            except FetchError as exc:
+                return exc
+
+    return asyncio.run(run())
+
+
+def test_https_upstream_of_a_trusted_authority_answers(authority: Authority) -> None:
+    assert fetch_over_tls(authority.server_context(), client_context((authority.path,))) == Answer(200, b"ok")
+
+
+def test_https_upstream_with_another_name_or_authority_is_an_error(authority: Authority) -> None:
+    named = fetch_over_tls(authority.server_context("llm.internal"), client_context((authority.path,)))
+    assert "IP address mismatch" in str(named)
+    unknown = fetch_over_tls(authority.server_context(), client_context(()))
+    assert "unable to get local issuer" in str(unknown)
+
+
+def test_https_upstream_that_asks_gets_our_certificate(authority: Authority) -> None:
+    pair = authority.issue("meshd.internal")
+    server = authority.server_context(asks_for_certificate=True)
+    shown = fetch_over_tls(server, client_context((authority.path,), pair.cert, pair.key))
+    assert shown == Answer(200, b"ok")
+    assert isinstance(fetch_over_tls(server, client_context((authority.path,))), FetchError)
+
+
+def test_files_that_have_become_unusable_are_an_error_of_the_probe() -> None:
+    async def run() -> None:
+        client = UpstreamClient(lambda: client_context(("/nowhere",)))
+        await client.get(Upstream(0, "id", "https://127.0.0.1:9"), "/", 5.0, 1000)
+
+    with pytest.raises(FetchError, match="/nowhere"):
         asyncio.run(run())
