@@ -77,6 +77,7 @@ class Controller:
             is_idle=self._loads.is_idle,
             schedule=loop.call_later,
             ring_bells=partial(ring_bells, self._manifest.fds),
+            is_dp_aware=self._settings.dp_aware,
         )
         keeper.start(announcements(self._settings))
         self._sweeper.sweep()
