@@ -138,7 +138,7 @@ class IoProcess:
             director=director,
             pool=self.pool,
             routes=Routes(director.health_facts, lambda: placer.registry, int(time.time())),
-            endpoints=EndpointRegistry(),
+            endpoints=EndpointRegistry(settings.passthrough_paths),
             request_ids=RequestIds(settings.request_id_headers),
             date=HttpDate(time.time),
             controller=Address("controller", unix_path=topology.controller_socket),
