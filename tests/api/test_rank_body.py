@@ -43,7 +43,9 @@ VALUES = st.recursive(NUMBERS | strings(), lambda inner: _array(inner) | _object
 
 @st.composite
 def rank_names(draw) -> str:
-    """The member's name with some of its characters escaped."""
+    """The member's name, plain or with some of its characters escaped."""
+    if draw(st.booleans()):
+        return f'"{RANK_MEMBER}"'
     return (
         '"'
         + "".join(f"\\u{ord(char):04x}" if draw(st.integers(0, 9)) == 0 else char for char in RANK_MEMBER)
