@@ -24,8 +24,8 @@ PAUSE_SECS: Final = 0.1
 class Listener:
     """``fd``: the shared listening socket; it stays the caller's. ``accept`` makes each client's protocol.
 
-    ``has_room``: whether more connections may be held. ``descriptor_limit``: accepting pauses when 90 % of so
-    many descriptors are in use; the rest is for upstream connections of requests that run.
+    ``has_room``: whether more connections may be held. ``descriptor_limit``: accepting pauses when all but
+    2 % of so many descriptors are in use.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class Listener:
         self._fd = fd
         self._accept = accept
         self._has_room = has_room
-        self._highest_fd = max(16, descriptor_limit - max(16, descriptor_limit // 10))
+        self._highest_fd = max(8, descriptor_limit - max(8, descriptor_limit // 50))
         self._on_pause = on_pause
         self._socket: socket.socket | None = None
         self._server: asyncio.Server | None = None

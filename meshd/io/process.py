@@ -149,8 +149,9 @@ class IoProcess:
             ledger=Ledger(self.metrics, self.log),
         )
         limit = _raise_descriptor_limit()
-        self._cap = connection_cap(limit)
-        self.server = Server(self.services, self._cap)
+        cap = connection_cap(limit)
+        self.server = Server(self.services, cap)
+        self._most_accepted = cap + max(1, limit - _open_descriptors() - 2 * cap)
         self._handshakes = 0
         self._tls: TlsContext | None = None
         if settings.tls_cert_path:
@@ -198,12 +199,8 @@ class IoProcess:
             self.log.debug("tls_handshake_failed", reason=failure)
 
     def _has_room(self) -> bool:
-        """Bound what does not count as a served client: who is turned away, and who only shakes hands.
-
-        So upstream connections of running requests always find descriptors.
-        """
-        turned_away = len(self.server._connections) - self._cap
-        return turned_away <= self._cap // 4 and self._handshakes < self._cap // 2
+        """Bound who is turned away or shakes hands too, so that each running request finds a descriptor."""
+        return len(self.server._connections) + self._handshakes < self._most_accepted
 
     def _reload_tls(self) -> None:
         for tls in (self._tls, self._upstream_tls):
@@ -303,6 +300,13 @@ def _raise_descriptor_limit() -> int:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     return hard if hard != resource.RLIM_INFINITY else 1 << 20
+
+
+def _open_descriptors() -> int:
+    """The lowest free descriptor, which is about how many are in use at start."""
+    lowest = os.dup(0)
+    os.close(lowest)
+    return lowest
 
 
 def connection_cap(descriptor_limit: int) -> int:
