@@ -210,9 +210,7 @@ class Director:
 
     def model_label(self, model: str) -> str:
         """Return the bounded name of a model for metrics."""
-        if not model:
-            return "unknown"
-        return model if self._placer.registry.lists_model(model) else "other"
+        return self._placer.label_of(model)
 
     # ----------------------------------------------------------------------------------------- facts
 

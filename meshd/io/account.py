@@ -12,9 +12,18 @@ from meshd.io.measure import IoMetrics, error_type
 from meshd.io.sse import Usage
 
 if TYPE_CHECKING:
+    from meshd.io.http1 import RequestHead
+    from meshd.io.relay import Relay
+    from meshd.io.upstream import UpstreamFailure
     from meshd.log import Log
     from meshd.metrics.cells import BufferedHistogram
 
+_STREAM_FAILURES: Final = {
+    "upstream_connection_failed": "cut",
+    "upstream_timeout": "idle",
+    "upstream_protocol_error": "protocol",
+    "admission_closed": "shutdown",
+}
 _SETTLE_AT_BYTES: Final = 8 << 20  # response bodies kept for their usage until the next tick
 
 
@@ -25,7 +34,7 @@ class Record:
     """
 
     ticket_at = body_at = prepared_at = placed_at = head_at = 0.0
-    first_token_at = ended_at = finished_at = job_run_s = 0.0
+    finished_at = job_run_s = 0.0
     request_id = ""
     label = "other"  # path template
     endpoint = ""  # endpoint label; empty for routes
@@ -39,13 +48,13 @@ class Record:
     attempts = bytes_in = bytes_out = 0
     is_reused = is_client_gone = is_messages = False
     is_routine = False  # a health route: of interest when debugging only
-    stream_failure = skipped_observation = ""
+    skipped_observation = ""
     usage: Usage | None = None
-    usage_body = b""  # a plain JSON body whose usage is still to be read
     duration: BufferedHistogram | None = None  # of mesh_http_request_duration_seconds
     routed: BufferedHistogram | None = None  # of mesh_router_request_duration_seconds
-    client = method = path = ""
-    is_http11 = True
+    client = ""
+    head: RequestHead | None = None
+    relay: Relay | None = None
 
     def __init__(self, started_at: float) -> None:
         self.started_at = started_at
@@ -57,9 +66,10 @@ class Record:
 class Ledger:
     """Ended requests of one I/O process that are not counted yet; `settle` runs several times a second."""
 
-    def __init__(self, metrics: IoMetrics, log: Log) -> None:
+    def __init__(self, metrics: IoMetrics, log: Log, io_process: int) -> None:
         self._metrics = metrics
         self._log = log
+        self._io_process = io_process
         self._records: list[Record] = []
         self._body_bytes = 0
 
@@ -69,8 +79,9 @@ class Ledger:
     def add(self, record: Record) -> None:
         """Take the record of a request that has ended; it is not touched by its exchange any more."""
         self._records.append(record)
-        if record.usage_body:
-            self._body_bytes += len(record.usage_body)
+        relay = record.relay
+        if relay is not None and relay.usage_body:
+            self._body_bytes += len(relay.usage_body)
             if self._body_bytes > _SETTLE_AT_BYTES:
                 self.settle()
 
@@ -85,7 +96,8 @@ class Ledger:
         self._count_stages(records)
         for record in records:
             if self._log.wants_access(record.is_routine):
-                self._log.access(access_fields(record), is_routine=record.is_routine)
+                fields = access_fields(record, self._io_process)
+                self._log.access(fields, is_routine=record.is_routine)
 
     def _count(self, record: Record) -> None:
         metrics = self._metrics
@@ -103,29 +115,32 @@ class Ledger:
             record.routed.observe(total_s)
         if record.outcome != "completed":
             metrics.router_error(record.model_label, record.endpoint, record.outcome)
-        if record.stream_failure:
-            metrics.stream_failure(record.endpoint, record.stream_failure)
-        if record.skipped_observation:
-            metrics.observation_skipped(record.skipped_observation)
-        if record.head_at and 200 <= record.status < 300:
-            self._count_output(record)
+        relay = record.relay
+        if relay is not None:
+            skipped = relay.skipped_observation or record.skipped_observation
+            if skipped:
+                metrics.observation_skipped(skipped)
+            if relay.failure is not None:
+                metrics.stream_failure(record.endpoint, _stream_failure(relay.failure))
+            if 200 <= record.status < 300:
+                self._count_output(record, relay)
 
-    def _count_output(self, record: Record) -> None:
+    def _count_output(self, record: Record, relay: Relay) -> None:
         observed = self._metrics.observed(record.model_label, record.endpoint)
-        generation_s = (record.ended_at or record.finished_at) - record.started_at
+        generation_s = (relay.ended_at or record.finished_at) - record.started_at
         if record.outcome in ("completed", "backend_error"):
             observed.generation.observe(generation_s)
-        usage = record.usage
-        if record.usage_body:
-            usage = record.usage = Usage.of_body(record.usage_body, record.is_messages)
-            record.usage_body = b""
+        usage = relay.usage
+        if relay.usage_body:
+            usage = Usage.of_body(relay.usage_body, record.is_messages)
+        record.usage = usage
         output = 0
         if usage is not None and usage.is_known:
             output = usage.output_tokens
             observed.input_tokens.inc(usage.input_tokens)
             observed.output_tokens.inc(output)
-        if record.first_token_at:
-            ttft_s = record.first_token_at - record.started_at
+        if relay.first_token_at:
+            ttft_s = relay.first_token_at - record.started_at
             observed.ttft.observe(ttft_s)
             if output > 1 and record.outcome == "completed":
                 observed.tpot.observe((generation_s - ttft_s) / (output - 1))
@@ -143,18 +158,26 @@ class Ledger:
         metrics.overhead.extend([r.job_run_s + r.placed_at - r.prepared_at for r in headed])
 
 
-def access_fields(record: Record) -> dict[str, Any]:
+def _stream_failure(failure: UpstreamFailure) -> str:
+    if failure.cause == "no end of stream":
+        return "no_end"
+    return _STREAM_FAILURES.get(failure.code, "cut")
+
+
+def access_fields(record: Record, io_process: int) -> dict[str, Any]:
     """Return the fields of the one access line of a request (metrics.md §7); empty ones are left out."""
+    head, relay = record.head, record.relay
+    assert head is not None
     fields: dict[str, Any] = {
         "request_id": record.request_id,
         "client": record.client,
-        "method": record.method,
-        "path": record.path,
-        "http": "1.1" if record.is_http11 else "1.0",
+        "method": head.method,
+        "path": head.path,
+        "http": "1.1" if head.is_http11 else "1.0",
         "status": record.status or 499,
         "outcome": record.outcome,
         "bytes_in": record.bytes_in,
-        "bytes_out": record.bytes_out,
+        "bytes_out": record.bytes_out if relay is None else relay.bytes_out,
     }
     if record.error_code:
         fields["error_code"] = record.error_code
@@ -180,7 +203,7 @@ def _add_times(fields: dict[str, Any], record: Record) -> None:
         ("body_ms", record.ticket_at, record.body_at),
         ("prepare_ms", record.body_at, record.prepared_at),
         ("upstream_head_ms", record.placed_at, record.head_at),
-        ("ttft_ms", record.started_at, record.first_token_at),
+        ("ttft_ms", record.started_at, record.relay.first_token_at if record.relay is not None else 0.0),
         ("total_ms", record.started_at, record.finished_at),
     )
     for name, start, end in stages:

@@ -49,12 +49,6 @@ if TYPE_CHECKING:
 MAX_ADMIN_BODY_BYTES: Final = 1 << 20
 BODILESS: Final = ("GET", "HEAD", "DELETE")  # without a body these go out without a length field
 CONTROLLER_SECS: Final = 10.0  # an admin route is not waited for any longer
-_STREAM_FAILURES: Final = {
-    "upstream_connection_failed": "cut",
-    "upstream_timeout": "idle",
-    "upstream_protocol_error": "protocol",
-    "admission_closed": "shutdown",
-}
 
 
 class Exchange:
@@ -448,18 +442,11 @@ class Exchange:
             self._downstream.finish(self._closes)
 
     def _hand_in(self) -> None:
-        io, record, relay, head = self._io, self.record, self._relay, self._head
+        io, record = self._io, self.record
         record.finished_at = io.clock()
         record.client = self._downstream.peer
-        record.method, record.path, record.is_http11 = head.method, head.path, head.is_http11
-        if relay is not None:
-            record.bytes_out = relay.bytes_out
-            record.first_token_at, record.ended_at = relay.first_token_at, relay.ended_at
-            record.usage, record.usage_body = relay.usage, relay.usage_body
-            if relay.skipped_observation:
-                record.skipped_observation = relay.skipped_observation
-            if relay.failure is not None:
-                record.stream_failure = _stream_failure(relay.failure)
+        record.head = self._head
+        record.relay = self._relay
         io.ledger.add(record)
 
     def _log_fault(self, error: Exception) -> None:
@@ -487,9 +474,3 @@ def _framing(head: RequestHead, response: ResponseHead) -> tuple[str, bytes]:
     if head.is_http11:
         return "chunked", b"transfer-encoding: chunked\r\n"
     return "close", b""
-
-
-def _stream_failure(failure: UpstreamFailure) -> str:
-    if failure.cause == "no end of stream":
-        return "no_end"
-    return _STREAM_FAILURES.get(failure.code, "cut")

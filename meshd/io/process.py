@@ -46,6 +46,7 @@ from meshd.routing.registry import RegistryBoard
 from meshd.slab import SLAB_KIND, BodySlab
 from meshd.tls import TlsContext, client_context, server_context
 
+GC_ALLOCATIONS: Final = 50_000
 SEAT_SECS: Final = 10.0
 TIMER_SECS: Final = 0.1  # how often timers are looked at
 PREPARE_CHECK_SECS: Final = 0.05  # backstop of the prepare rings
@@ -146,7 +147,7 @@ class IoProcess:
             io_process=manifest.index,
             # uvloop's own clock stands still within a turn and counts whole milliseconds
             clock=time.monotonic,
-            ledger=Ledger(self.metrics, self.log),
+            ledger=Ledger(self.metrics, self.log, manifest.index),
         )
         limit = _raise_descriptor_limit()
         cap = connection_cap(limit)
@@ -333,6 +334,7 @@ def main(argv: Sequence[str]) -> int:
     process = IoProcess(manifest, loop)
     gc.collect()
     gc.freeze()  # nothing made so far is ever garbage: keep it out of every later collection
+    gc.set_threshold(GC_ALLOCATIONS, 20, 100)  # a request makes 60 objects and no cycle that matters
     try:
         return loop.run_until_complete(process.run())
     finally:

@@ -158,13 +158,18 @@ class PrepareClient:
         if lane is not None and is_free:
             dispatcher.push(lane, job, now_ns, False)
             return
-        if self._node_waiting() >= self._capacity:
-            raise self._error("prepare_queue_full")
+        words = self._words
+        waiting = dispatcher.count_at_most()
+        others = sum([words[word] for word in self._others_waiting])
+        if waiting + others >= self._capacity:
+            waiting = dispatcher.count_waiting()  # exact, and dearer
+            if waiting + others >= self._capacity:
+                raise self._error("prepare_queue_full")
         if lane is not None:
             dispatcher.push(lane, job, now_ns, True)
         else:
             dispatcher.enqueue(job)
-        self._publish_waiting()
+        words[self._waiting_word] = waiting + 1
 
     def cancel(self, job: Job) -> None:
         """Forget a job whose client has left; nothing happens to a job that is terminal already.
@@ -350,10 +355,6 @@ class PrepareClient:
                 self._fail(job, "prepare_timeout")
             elif now_ns >= job.start_by_ns and not job.is_running and job.state is not JobState.HELD:
                 self._fail(job, "prepare_worker_died" if job.deaths else "prepare_queue_timeout")
-
-    def _node_waiting(self) -> int:
-        words = self._words
-        return self._dispatcher.count_waiting() + sum([words[word] for word in self._others_waiting])
 
     def _publish_waiting(self) -> None:
         self._words[self._waiting_word] = self._dispatcher.count_waiting()

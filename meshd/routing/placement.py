@@ -222,7 +222,7 @@ class Placer:
         route = _Route(
             Candidates(filter(is_available, able), self._registry),
             self._policy(endpoint, model, known),
-            self._model_label(model),
+            self.label_of(model),
             _is_state_split(able),
         )
         if len(self._routes) >= _MAX_KEPT:
@@ -257,7 +257,8 @@ class Placer:
                     return name
         return self._default_policy
 
-    def _model_label(self, model: str) -> str:
+    def label_of(self, model: str) -> str:
+        """Return the bounded name of a model for metrics: itself, if an upstream lists it."""
         if not model:
             return "unknown"
         return model if self._registry.lists_model(model) else "other"
