@@ -17,7 +17,6 @@ from meshd.admission.limits import SharedBound
 from meshd.admission.line import Ending, Place, SharedLine, Wake
 from meshd.errors import MeshError
 
-
 _LEASE_BYTES: Final = 1 << 20
 
 

@@ -6,6 +6,7 @@ Fields keep their order, their repeats and their bytes. Every head that meshd wr
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterable
 from email.utils import formatdate
 from http import HTTPStatus
@@ -47,6 +48,11 @@ _MESH_RESPONSE_FIELDS: Final = frozenset(
         b"x-mesh-policy-version",
         b"x-mesh-route-reason",
     )
+)
+_URL: Final = re.compile(
+    rb"\s*(?:(?P<scheme>[A-Za-z][A-Za-z0-9+.\-]*):)?//(?:[^/?#@]*@)?"
+    rb"(?P<host>\[[^\]/?#]*\]|[^/?#:\s]*):?(?P<port>[^/?#]*)(?P<path>/[^?#]*)?(?P<query>\?[^#]*)?",
+    re.DOTALL,
 )
 REQUEST_ID_HEADERS: Final = ("x-request-id", "x-correlation-id", "x-trace-id", "request-id")
 MAX_REQUEST_ID_BYTES: Final = 256
@@ -213,17 +219,22 @@ def _relayed_fields(response: ResponseHead, authority: str) -> bytes:
 
 
 def _local_reference(value: bytes, authority: str) -> bytes:
-    """Reduce an absolute URL of the upstream itself to path and query; others pass."""
-    try:
-        url = urlsplit(value.decode("latin-1"))
-        own = urlsplit(f"//{authority}")
-        default = 443 if url.scheme == "https" else 80
-        is_own = url.hostname == own.hostname and (url.port or default) == (own.port or default)
-    except ValueError:
+    """Reduce an absolute URL of the upstream itself to path and query; others pass.
+
+    A port that is no number counts as the upstream's: what cannot be read must not show an address either.
+    """
+    url = _URL.match(value)
+    if url is None:
         return value
-    if not url.netloc or not is_own:
+    own = urlsplit(f"//{authority}")
+    default = 443 if (url["scheme"] or b"").lower() == b"https" else 80
+    host, port = url["host"].strip(b"[]").lower().decode("latin-1"), url["port"].strip()
+    is_own_port = (
+        not port.isdigit() or int(port) == (own.port or default) if port else own.port in (None, default)
+    )
+    if host != own.hostname or not is_own_port:
         return value
-    return ((url.path or "/") + (f"?{url.query}" if url.query else "")).encode("latin-1")
+    return (url["path"] or b"/") + (url["query"] or b"")
 
 
 def local_answer(

@@ -21,8 +21,10 @@ MAX_HELD_BYTES: Final = 65536
 MAX_EVENT_BYTES: Final = 1 << 20
 
 _OPENAI_MARKS: Final = re.compile(rb'\[DONE\]|"usage"|"error"|"meta_info"')
-_MESSAGES_MARKS: Final = re.compile(rb'"usage"|message_stop|"error"')
-_RESPONSES_MARKS: Final = re.compile(rb'"usage"|response\.(?:completed|failed|incomplete)|"error"')
+_MESSAGES_MARKS: Final = re.compile(rb'"usage"|message_stop|"error"|"meta_info"')
+_RESPONSES_MARKS: Final = re.compile(
+    rb'"usage"|response\.(?:completed|failed|incomplete)|"error"|"meta_info"'
+)
 _SEQUENCE: Final = re.compile(rb'"sequence_number"\s*:\s*(\d{1,18})')
 
 

@@ -12,7 +12,7 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -42,11 +42,11 @@ class Seen:
 class Script:
     """What to answer. ``ending`` after the bytes: `keep` the connection, `close` it, or `reset` it.
 
-    ``pieces``: send in pieces of so many bytes, 0 for all at once. ``answers_early``: answer after the head
-    of the request and read none of its body until the peer has closed.
+    ``reply`` may be pieces without end. ``pieces``: send in pieces of so many bytes, 0 for all at once.
+    ``answers_early``: answer after the head of the request, and read none of its body until the peer closes.
     """
 
-    reply: bytes | Callable[[Seen], bytes]
+    reply: bytes | Callable[[Seen], bytes | Iterable[bytes]]
     ending: str = "keep"
     pieces: int = 0
     answers_early: bool = False
@@ -58,6 +58,8 @@ class ScriptedUpstream:
     def __init__(self, script: Script) -> None:
         self.script = script
         self.seen: queue.Queue[Seen] = queue.Queue()
+        self.sent_bytes = 0  # of all replies
+        self.broken = 0  # replies that the peer did not take whole
         self.faults: list[str] = []  # what h11 said of requests it could not read
         self._numbers = 0
         self._lock = threading.Lock()
@@ -126,9 +128,13 @@ class ScriptedUpstream:
             return data
         self.seen.put(seen)
         reply = script.reply if isinstance(script.reply, bytes) else script.reply(seen)
-        step = script.pieces or len(reply) or 1
-        for at in range(0, len(reply), step):
-            sock.sendall(reply[at : at + step])
+        try:
+            for piece in _pieces(reply, script.pieces) if isinstance(reply, bytes) else reply:
+                sock.sendall(piece)
+                self.sent_bytes += len(piece)
+        except OSError:
+            self.broken += 1
+            raise
         if is_post and script.answers_early:
             while sock.recv(1 << 20, socket.MSG_PEEK) and not _peer_has_closed(sock):
                 time.sleep(0.005)
@@ -138,6 +144,11 @@ class ScriptedUpstream:
         if script.ending != "keep":
             raise EOFError
         return data
+
+
+def _pieces(data: bytes, size: int) -> Iterator[bytes]:
+    step = size or len(data) or 1
+    return (data[at : at + step] for at in range(0, len(data), step))
 
 
 def _peer_has_closed(sock: socket.socket) -> bool:

@@ -296,6 +296,8 @@ def test_fields_of_route_headers_are_added():
         ("up:8000", "a", "a"),
         ("up:8000", "http://[", "http://["),
         ("up:8000", "http://up:99999/", "http://up:99999/"),
+        ("up:8000", "http://up:8000 /a", "/a"),
+        ("up:8000", "http://up:8000x/a", "/a"),
         ("up", "http://up/a", "/a"),
         ("up", "http://up:80/a", "/a"),
         ("up", "https://up:443/a", "/a"),
