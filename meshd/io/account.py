@@ -171,6 +171,7 @@ def access_fields(record: Record, io_process: int) -> dict[str, Any]:
     fields: dict[str, Any] = {
         "request_id": record.request_id,
         "client": record.client,
+        "io_process": io_process,
         "method": head.method,
         "path": head.path,
         "http": "1.1" if head.is_http11 else "1.0",
