@@ -1,6 +1,6 @@
 """The budget of body memory: reserved bytes over all I/O processes stay within one bound.
 
-A process keeps a little of what was released in hand (`_LEASE_BYTES`), so that ordinary bodies touch no shared
+A process keeps a little of what was released in hand (`_LEASE_BYTES`): ordinary bodies then touch no shared
 word: 3 µs less a request. The lease counts as reserved towards the bound, and goes back when anyone waits.
 
 It is only arithmetic; the bytes themselves live in a `slab`. A body of known length reserves all of it

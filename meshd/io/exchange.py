@@ -249,7 +249,7 @@ class Exchange:
             body_bytes=length if length or head.method not in BODILESS else None,
             request_id=record.request_id,
             api_key=key,
-            sends_x_api_key=key is not None and head.path.startswith("/v1/messages"),
+            sends_x_api_key=key is not None and endpoint.dialect == "messages",
         )
         leg = self._leg = Leg(io, record.prepared_at + io.settings.request_timeout_secs)
         try:
