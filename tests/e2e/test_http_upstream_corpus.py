@@ -1,8 +1,8 @@
 """Every shape of tests/corpus/http_upstream, played by a raw upstream behind a real node.
 
 A `.http` file holds what the upstream sends after a request, the `.expect` file beside it what the client
-must get, and whether the connection may serve another request (``reused``). ``ending``: what the upstream does
-then (`keep`, `close`, `reset`). ``is_cut``: the client must see that the answer is not whole.
+must get, and whether the connection may serve another request (``reused``). ``ending``: what it does then
+(`keep`, `close`, `reset`). ``is_cut``: the client must see that the answer is not whole.
 """
 
 from __future__ import annotations

@@ -59,7 +59,7 @@ class Scene:
             "u", asyncio.get_running_loop(), lambda _connection: None, self.clock
         )
         self.transport = FakeTransport(self.upstream)
-        response = self.upstream.start("POST", b"request", ())
+        self.upstream.start("POST", b"request", ())
         self.transport.receive(upstream_head + early)
         self.relay = Relay(
             self.client,  # type: ignore[arg-type]
