@@ -33,7 +33,9 @@ from meshd.io.pool import Address, UpstreamPool
 from meshd.io.routes import Routes
 from meshd.io.server import Server
 from meshd.io.services import Services
+from meshd.io.tls_downstream import TlsDownstreamConnection
 from meshd.io.tls_greeter import TlsGreeter
+from meshd.io.tls_transport import map_buffers_singly
 from meshd.log import Log
 from meshd.memory import Segment
 from meshd.metrics.catalog import build_catalog
@@ -158,6 +160,7 @@ class IoProcess:
         if settings.tls_cert_path:
             self._tls = TlsContext(lambda: server_context(settings.tls_cert_path, settings.tls_key_path))
             self._tls.get()
+            map_buffers_singly()
         self._listener = Listener(
             loop,
             fds["listen"],
@@ -185,14 +188,14 @@ class IoProcess:
 
     def _accept(self) -> asyncio.BaseProtocol:
         if self._tls is None:
-            return self._connection()
+            return DownstreamConnection(self.server)
         self._handshakes += 1
         return TlsGreeter(
             self._loop, self._tls.get(), self._connection, self.server.header_timeout_s, self._handshake_ended
         )
 
     def _connection(self) -> asyncio.BaseProtocol:
-        return DownstreamConnection(self.server)
+        return TlsDownstreamConnection(self.server)
 
     def _handshake_ended(self, failure: str) -> None:
         self._handshakes -= 1

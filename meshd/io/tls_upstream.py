@@ -33,7 +33,7 @@ class TlsUpstreamConnection(UpstreamConnection):
         # that only the end of the connection delimits is cut, not complete (RFC 9112 §9.8).
         super().connection_lost(exc or ConnectionResetError("no close_notify"))
         if isinstance(self.transport, UpstreamTlsTransport):
-            self.transport.drop()
+            self.transport.lost()
 
 
 async def connect_tls(

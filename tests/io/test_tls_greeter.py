@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import gc
 import hashlib
 import os
 import socket
@@ -16,6 +18,7 @@ import uvloop
 from meshd.errors import MeshError
 from meshd.io.downstream import WRITE_HIGH, WRITE_LOW, DownstreamConnection
 from meshd.io.http1 import RequestHead, parse_request_head
+from meshd.io.tls_downstream import TlsDownstreamConnection
 from meshd.io.tls_greeter import TlsGreeter
 from meshd.io.tls_transport import TlsTransport
 from meshd.tls import server_context
@@ -114,7 +117,7 @@ async def serving(authority: Authority, handshake_timeout_s: float = 10.0) -> As
     context = server_context(pair.cert, pair.key)
 
     def connect() -> DownstreamConnection:
-        return DownstreamConnection(it)  # type: ignore[arg-type]
+        return TlsDownstreamConnection(it)  # type: ignore[arg-type]
 
     listening = await loop.create_server(
         lambda: TlsGreeter(loop, context, connect, handshake_timeout_s, it.ends.put_nowait), "127.0.0.1", 0
@@ -350,3 +353,39 @@ def test_a_closing_answer_ends_with_close_notify_and_an_aborted_one_does_not(aut
             writer.close()
 
     play(run)
+
+
+@pytest.mark.parametrize("how", ["close_notify", "end of TCP", "reset", "our close"])
+def test_a_closed_connection_is_freed_without_a_collection(authority: Authority, how: str) -> None:
+    def tls_layers() -> int:
+        return sum(type(each).__name__ == "SSLProtocol" for each in gc.get_objects())
+
+    async def run() -> None:
+        loop = asyncio.get_running_loop()
+        async with serving(authority) as it:
+            client = authority.client_context().wrap_socket(
+                socket.socket(), server_hostname="127.0.0.1", do_handshake_on_connect=True
+            )
+            await loop.run_in_executor(None, client.connect, ("127.0.0.1", it.port))
+            await until(lambda: bool(it.connections))
+            assert tls_layers() == 1
+            if how == "close_notify":
+                client.setblocking(False)
+                with contextlib.suppress(ssl.SSLError):
+                    client.unwrap()
+            elif how == "end of TCP":
+                client.shutdown(socket.SHUT_WR)
+            elif how == "reset":
+                client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+            else:
+                next(iter(it.connections)).close()
+            client.close()
+            await until(lambda: not it.connections)
+            await until(lambda: not tls_layers())
+
+    gc.collect()
+    gc.disable()
+    try:
+        play(run)
+    finally:
+        gc.enable()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -149,6 +150,26 @@ def test_abort_lets_go_of_the_body() -> None:
     it.upper.go_on()
     assert len(it.tls.sent) == sent
     slot.clear()  # nobody looks at it any more
+
+
+def test_a_lost_connection_lets_go_of_both_layers_and_sends_nothing() -> None:
+    it = Scene()
+    it.tls.unsent = it.tcp.unsent = 5
+    layers = [weakref.ref(it.tls), weakref.ref(it.tcp)]
+    it.upper.lost()
+    it.upper.write(b"late")
+    it.upper.writelines((b"late",))
+    it.upper.set_write_buffer_limits(high=10, low=0)
+    it.upper.pause_reading()
+    it.upper.resume_reading()
+    it.upper.close()
+    it.upper.abort()
+    assert it.upper.is_closing()
+    assert it.upper.get_write_buffer_size() == 0
+    assert it.upper.get_extra_info("socket") is None
+    assert bytes(it.tls.sent) == b""
+    del it.tls, it.tcp
+    assert [layer() for layer in layers] == [None, None]
 
 
 def test_a_turn_that_comes_after_the_abort_sends_nothing() -> None:
