@@ -145,7 +145,10 @@ def _relay(head: ResponseHead) -> None:
     for name in (b"connection", b"upgrade", b"trailer", b"keep-alive"):
         assert values(fields, name) == []
     assert values(fields, b"x-request-id") == [b"req-0"]
-    assert b"http://u:1" not in b"".join(values(fields, b"location"))
+    # Only where the value is a URL: other text that happens to hold an address is the upstream's own say.
+    assert not any(
+        value.startswith(b"http://u:1") and value[10:11] in b"/?# " for value in values(fields, b"location")
+    )
 
 
 TARGET = Target("response_head", mutated(_responses(), WORDS), check)
