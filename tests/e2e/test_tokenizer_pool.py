@@ -118,12 +118,15 @@ def test_neither_leader_nor_workers_have_threads_of_an_engine(pool):
 
 
 def test_worker_forked_while_the_others_encode_does_so_too(pool):
-    """One is killed in its job, which runs again elsewhere; its replacement takes one that waits."""
-    row = workers(pool)[0]
+    """One is stopped, so that its job waits, and killed while the others encode."""
+    rows = workers(pool)
+    before = pool.metric("mesh_prepare_jobs_total")
+    os.kill(rows[0].pid, signal.SIGSTOP)
     askers = ask_all(pool, large=WORKERS + 2, first=100)
-    wait_until(lambda: row.job_deadline_ns, "a worker starves", 30)
-    replace_worker(row)
-    wait_until(lambda: row.job_deadline_ns or not any(asker.is_alive() for asker in askers), "it idles", 30)
+    wait_until(lambda: pool.metric("mesh_prepare_jobs_total") >= before + WORKERS, "no job is submitted", 30)
+    replace_worker(rows[0])
     check_all(askers)
+    check_all(ask_all(pool, large=1, small=2 * WORKERS, first=200))
     assert pool.metric("mesh_prepare_errors_total") == 0
+    assert pool.metric("mesh_prepare_live_workers") == WORKERS
     wait_until(lambda: not pool.held(), f"left behind: {pool.held()}")
