@@ -25,9 +25,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     try:
         return _dispatch(words)
-    except ConfigErrors as exc:
-        sys.stderr.writelines(f"{line}\n" for line in exc.errors)
-        return exc.exit_code
+    except ConfigErrors as faults:
+        sys.stderr.writelines(f"{line}\n" for line in faults.errors)
+        return faults.exit_code
     except StartupError as exc:
         sys.stderr.write(f"meshd: {exc}\n")
         return exc.exit_code

@@ -82,10 +82,10 @@ def _load_chain(context: ssl.SSLContext, cert: tuple[str, str], key: tuple[str, 
         _check_readable(flag, path)
     try:
         context.load_cert_chain(cert[1], key[1], password=_refuse_passphrase)
-    except _EncryptedKey as exc:
+    except _EncryptedKey as locked:
         raise _error(
             *key, "the key is encrypted and nobody is there to be asked: store it decrypted"
-        ) from exc
+        ) from locked
     except ssl.SSLError as exc:
         raise _chain_error(cert, key, exc) from exc
 

@@ -21,9 +21,10 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Callable
 from typing import Final
 
-from meshd.admission.cells import Cells, Fence
+from meshd.admission.cells import Cells
 
 _ATTEMPTS: Final = 4  # a collision needs two processes inside the same microsecond, again and again
 
@@ -35,7 +36,7 @@ _MAX_ADVICE_S: Final = 60
 class SharedBound:
     """An amount held over all processes, at most ``bound``; ``None``: counted, but without bound."""
 
-    def __init__(self, cells: Cells, cell: int, bound: int | None, fence: Fence) -> None:
+    def __init__(self, cells: Cells, cell: int, bound: int | None, fence: Callable[[], None]) -> None:
         assert cells.row is not None, "only an I/O process takes and gives"
         self.bound = bound
         self.own = 0

@@ -121,8 +121,8 @@ def _read_file(path: str, by_name: Mapping[str, Setting]) -> _Place:
     try:
         with open(path, "rb") as file:
             table = tomllib.load(file)
-    except OSError as exc:
-        place.errors.append(f"{path}: cannot be read: {exc.strerror}")
+    except OSError as failure:
+        place.errors.append(f"{path}: cannot be read: {failure.strerror}")
         return place
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as exc:
         place.errors.append(f"{path}: is not TOML: {exc}")

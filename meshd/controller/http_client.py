@@ -46,8 +46,8 @@ class UpstreamClient:
         try:
             async with asyncio.timeout(timeout_s):
                 return await self._get(upstream, path, max_body_bytes)
-        except TimeoutError as exc:
-            raise FetchError(f"no answer within {timeout_s:g} s") from exc
+        except TimeoutError as timeout:
+            raise FetchError(f"no answer within {timeout_s:g} s") from timeout
         except (OSError, ValueError, h11.RemoteProtocolError, StartupError) as exc:
             # ValueError: a name that cannot be looked up. StartupError: files of --ca-cert-paths and so on.
             raise FetchError(f"{type(exc).__name__}: {exc}") from exc

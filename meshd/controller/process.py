@@ -196,8 +196,8 @@ def main(argv: Sequence[str]) -> int:
     except StartupError as exc:
         log.error("start_failed", reason=str(exc))
         return exc.exit_code
-    except Exception as exc:  # the main loop's edge: the supervisor starts another controller
-        log.error("controller_failed", reason=_reason(exc))
+    except Exception as fault:  # the main loop's edge: the supervisor starts another controller
+        log.error("controller_failed", reason=_reason(fault))
         return 1
     finally:
         log.close()

@@ -86,7 +86,7 @@ class ConnectionServer(Protocol):
 
     def start_exchange(self, connection: DownstreamConnection, head: RequestHead) -> ActiveExchange: ...
 
-    def refuse(self, connection: DownstreamConnection, error: MeshError) -> bytes: ...
+    def refuse(self, connection: DownstreamConnection, error: MeshError, head: bytes) -> bytes: ...
 
 
 class BodyReceiver:
@@ -239,7 +239,7 @@ class DownstreamConnection(asyncio.BufferedProtocol):
             self._scan_from = 0
             head = server.parse_head(raw)
         except MeshError as error:
-            self._refuse(error)
+            self._refuse(error, pending)
             return
         self.head = head
         self.deadline = 0.0
@@ -248,12 +248,12 @@ class DownstreamConnection(asyncio.BufferedProtocol):
 
     def turn_away(self, error: MeshError) -> None:
         """Refuse the connection itself, before any head."""
-        self._refuse(error)
+        self._refuse(error, b"")
 
-    def _refuse(self, error: MeshError) -> None:
+    def _refuse(self, error: MeshError, head: bytes) -> None:
         """Answer a head that could not be understood, and close: nothing after it can be trusted."""
         assert self.transport is not None
-        self.transport.write(self._server.refuse(self, error))
+        self.transport.write(self._server.refuse(self, error, head))
         self._linger()
 
     # ------------------------------------------------------------------------------------------ body
@@ -318,8 +318,8 @@ class DownstreamConnection(asyncio.BufferedProtocol):
         except ChunkedError as error:
             self._body_failed(body, malformed(f"The chunked body is broken: {error}."))
             return
-        except MeshError as error:
-            self._body_failed(body, error)
+        except MeshError as refusal:
+            self._body_failed(body, refusal)
             return
         if body.chunked.is_complete:
             self._pending = body.chunked.rest
@@ -494,7 +494,8 @@ class DownstreamConnection(asyncio.BufferedProtocol):
             self.close()
             return
         self._refuse(
-            MeshError("request_timeout", "The request head did not arrive in time.", is_closing=True)
+            MeshError("request_timeout", "The request head did not arrive in time.", is_closing=True),
+            self._pending,
         )
 
     def _stalled(self) -> None:

@@ -102,8 +102,8 @@ class Exchange:
         except asyncio.CancelledError:
             if not self.record.is_client_gone:
                 self._answer_error(MeshError("admission_closed", "The server is shutting down."))
-        except Exception as error:
-            self._log_fault(error)
+        except Exception as fault:
+            self._log_fault(fault)
             self._answer_error(MeshError("internal_error", "Something went wrong here."))
         finally:
             self._finish()
@@ -271,6 +271,8 @@ class Exchange:
         record.status = response.status
         framing, line = _framing(head, response)
         self._closes = framing == "close" or self._must_close()
+        if io.cors is not None:
+            response = io.cors.relayed(head, response)
         relay = self._relay = self._make_relay(endpoint, response, leg, framing)
         if leg.connection.is_sent:
             self._release_room()  # no retry can follow once the head has gone out
@@ -283,7 +285,7 @@ class Exchange:
                 framing=line,
                 closes=self._closes,
                 upstream_authority=authority,
-                extra=self._route_fields(),
+                extra=self._extra_fields(),
             )
         )
         self._closes = self._closes or relay.is_cut
@@ -313,11 +315,14 @@ class Exchange:
     def _must_close(self) -> bool:
         return not self._head.keeps_alive or self._io.is_draining or self._downstream.must_close_after()
 
-    def _route_fields(self) -> tuple[Field, ...]:
-        placement = self._placement
+    def _extra_fields(self) -> tuple[Field, ...]:
+        """What `--cors-allowed-origins` and `--route-headers` add to a response."""
+        cors, placement = self._io.cors, self._placement
+        fields = () if cors is None else cors.response_fields(self._head)
         if placement is None or not self._io.settings.route_headers:
-            return ()
+            return fields
         return (
+            *fields,
             (b"x-mesh-upstream", placement.upstream.url.encode("latin-1")),
             (b"x-mesh-attempts", b"1"),
             (b"x-mesh-route-reason", placement.reason.encode("latin-1")),
@@ -367,9 +372,30 @@ class Exchange:
             self._downstream.abort()  # a head has gone out already: only a cut is truthful now
             return
         self._closes = error.is_closing or self._must_close()
+        if error.code == "method_not_allowed" and self._answer_preflight(error.allow):
+            return
         dialect = dialect_of_path(self._head.path)
         body = error_body(dialect, error.code, error.status, error.message, record.request_id)
-        self._write_answer(error.status, error.code, body, error_fields(error) + self._route_fields())
+        self._write_answer(error.status, error.code, body, error_fields(error))
+
+    def _answer_preflight(self, methods: tuple[str, ...]) -> bool:
+        """Answer a CORS preflight; False if the request is none of a listed origin."""
+        io, record = self._io, self.record
+        if io.cors is None or self._head.method != "OPTIONS":
+            return False
+        answer = io.cors.preflight_answer(
+            self._head,
+            methods,
+            request_id=record.request_id,
+            date=io.date.value(),
+            closes=self._closes,
+        )
+        if answer is None:
+            return False
+        record.status, record.error_code, record.outcome = 204, "", "completed"
+        io.metrics.response(204, "")
+        self._downstream.write(answer)
+        return True
 
     def _write_answer(self, status: int, code: str, body: bytes, fields: tuple[Field, ...]) -> None:
         io, record = self._io, self.record
@@ -384,7 +410,7 @@ class Exchange:
                 date=io.date.value(),
                 closes=self._closes,
                 is_head=self._head.method == "HEAD",
-                extra=fields,
+                extra=fields + self._extra_fields(),
             )
         )
 

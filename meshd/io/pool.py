@@ -100,8 +100,8 @@ class UpstreamPool:
         try:
             async with asyncio.timeout(self._connect_timeout_s):
                 connection = await self._connect(address)
-        except TimeoutError as error:
-            raise UpstreamFailure("upstream_connect_timeout", "connect timer", False, False) from error
+        except TimeoutError as timeout:
+            raise UpstreamFailure("upstream_connect_timeout", "connect timer", False, False) from timeout
         except (OSError, ValueError, StartupError) as error:  # ValueError: a name that cannot be looked up
             raise UpstreamFailure("upstream_connection_failed", str(error), False, False) from error
         if connection.is_closed:  # its end was seen before anyone held it

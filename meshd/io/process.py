@@ -25,6 +25,7 @@ from meshd.control import BoardRow, ChildLink, Manifest, ProcessBoard, State, st
 from meshd.director import Director
 from meshd.errors import StartupError
 from meshd.io.account import Ledger
+from meshd.io.cors import Cors
 from meshd.io.downstream import DownstreamConnection
 from meshd.io.headers import HttpDate, RequestIds
 from meshd.io.listener import Listener
@@ -142,6 +143,7 @@ class IoProcess:
             pool=self.pool,
             routes=Routes(director.health_facts, lambda: placer.registry, int(time.time())),
             endpoints=EndpointRegistry(settings.passthrough_paths),
+            cors=Cors(settings.cors_allowed_origins) if settings.cors_allowed_origins else None,
             request_ids=RequestIds(settings.request_id_headers),
             date=HttpDate(time.time),
             controller=Address("controller", unix_path=topology.controller_socket),
@@ -167,7 +169,7 @@ class IoProcess:
             self._accept,
             has_room=self._has_room,
             descriptor_limit=limit,
-            on_pause=lambda: self.log.warning("accepting_paused", connections=len(self.server._connections)),
+            on_pause=lambda: self.log.warning("accepting_paused", connections=self.server.connection_count),
         )
         self._ended: asyncio.Future[int] = loop.create_future()
         self._log_drops = 0
@@ -204,7 +206,7 @@ class IoProcess:
 
     def _has_room(self) -> bool:
         """Bound who is turned away or shakes hands too, so that each running request finds a descriptor."""
-        return len(self.server._connections) + self._handshakes < self._most_accepted
+        return self.server.connection_count + self._handshakes < self._most_accepted
 
     def _reload_tls(self) -> None:
         for tls in (self._tls, self._upstream_tls):

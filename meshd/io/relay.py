@@ -13,10 +13,9 @@ of upstream.md §8, which is all in `_fail`.
 from __future__ import annotations
 
 import asyncio
-from typing import Final
+from typing import Final, Protocol
 
 from meshd.api.dialects import StreamDialect, error_event
-from meshd.io.downstream import DownstreamConnection
 from meshd.io.sse import SseRelay
 from meshd.io.upstream import UpstreamConnection, UpstreamFailure
 
@@ -28,6 +27,16 @@ _MESSAGES: Final = {
     "upstream_protocol_error": "The upstream ended the response without completing it.",
     "admission_closed": "The server is shutting down.",
 }
+
+
+class Client(Protocol):
+    """Where a response goes: the client's connection."""
+
+    is_write_paused: bool
+
+    def write(self, data: bytes | memoryview) -> None: ...
+
+    def abort(self, resets: bool = False) -> None: ...
 
 
 class Relay:
@@ -65,7 +74,7 @@ class Relay:
 
     def __init__(
         self,
-        downstream: DownstreamConnection,
+        downstream: Client,
         upstream: UpstreamConnection,
         *,
         framing: str,

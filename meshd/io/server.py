@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from meshd.api.dialects import error_body
+from meshd.api.dialects import dialect_of_path, error_body
+from meshd.api.endpoints import Dialect
 from meshd.errors import MeshError
 from meshd.io.downstream import DownstreamConnection
 from meshd.io.exchange import Exchange
@@ -14,6 +15,7 @@ from meshd.io.http1 import RequestHead
 from meshd.io.services import Services
 
 SCRATCH_BYTES: Final = 65536
+_PATH_LOOK_BYTES: Final = 256
 
 
 class Server:
@@ -63,8 +65,8 @@ class Server:
         services.exchanges.add(exchange)
         return exchange
 
-    def refuse(self, connection: DownstreamConnection, error: MeshError) -> bytes:
-        """Return the answer to a head that could not be understood; it is counted here."""
+    def refuse(self, connection: DownstreamConnection, error: MeshError, head: bytes) -> bytes:
+        """Return the answer to a head that could not be understood (what there is of it); counted here."""
         services = self._services
         request_id = services.request_ids.generate("req-")
         services.metrics.request("other", "other")
@@ -81,7 +83,7 @@ class Server:
                 "outcome": "refused",
             }
         )
-        body = error_body("openai", error.code, error.status, error.message, request_id)
+        body = error_body(_dialect_of(head), error.code, error.status, error.message, request_id)
         return local_answer(
             error.status,
             body,
@@ -101,3 +103,13 @@ class Server:
     def close_idle(self) -> None:
         for connection in [c for c in self._connections if c.is_idle]:
             connection.close()
+
+    @property
+    def connection_count(self) -> int:
+        return len(self._connections)
+
+
+def _dialect_of(head: bytes) -> Dialect:
+    """Return the dialect of the path in a request line, as far as it can be read."""
+    parts = head[:_PATH_LOOK_BYTES].split(b" ", 2)
+    return dialect_of_path(parts[1].partition(b"?")[0].decode("latin-1")) if len(parts) > 1 else "openai"

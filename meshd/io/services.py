@@ -10,6 +10,7 @@ from meshd.api.endpoints import EndpointRegistry
 from meshd.config import Settings
 from meshd.director import Director
 from meshd.io.account import Ledger
+from meshd.io.cors import Cors
 from meshd.io.exchange import Exchange
 from meshd.io.headers import HttpDate, RequestIds
 from meshd.io.measure import IoMetrics
@@ -30,6 +31,7 @@ class Services:
     pool: UpstreamPool
     routes: Routes
     endpoints: EndpointRegistry
+    cors: Cors | None  # None: no origin is listed
     request_ids: RequestIds
     date: HttpDate
     controller: Address

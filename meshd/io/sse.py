@@ -76,7 +76,7 @@ class Usage:
 
     def merge_payload(self, payload: dict[str, Any], is_messages: bool) -> None:
         """Take usage from wherever an event or a body carries it."""
-        for name in _USAGE_HOLDERS & payload.keys():
+        for name in payload.keys() & _USAGE_HOLDERS:
             found = payload[name]
             if name in ("response", "message"):
                 found = found.get("usage") if isinstance(found, dict) else None

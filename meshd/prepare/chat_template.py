@@ -132,8 +132,8 @@ def _run(template: Template, variables: Mapping[str, Any], limit_bytes: int) -> 
             pieces.append(piece)
     except OutputTooLong:
         raise
-    except MemoryError as error:
-        raise OutputTooLong from error
+    except MemoryError as exhausted:
+        raise OutputTooLong from exhausted
     # A template is code of somebody else: whatever it raises is its refusal, not a fault of meshd.
     except Exception as error:
         raise TemplateRefusal(_told(error)) from error

@@ -134,8 +134,8 @@ def decode_result(data: memoryview) -> RoutingView | MeshError:
         raise CodecFault(f"the head of a result of {len(data)} bytes is not one of this layout")
     try:
         name = str(data[HEAD_BYTES:names_end], "utf-8")
-    except UnicodeDecodeError as error:
-        raise CodecFault("the name in a result is not UTF-8") from error
+    except UnicodeDecodeError as fault:
+        raise CodecFault("the name in a result is not UTF-8") from fault
     if kind == _VIEW and flags <= _ALL_FLAGS and tail_bytes % 4 == 0:
         return RoutingView(
             name,

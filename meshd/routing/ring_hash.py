@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import struct
 from bisect import bisect_left
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from typing import Final
 
 from blake3 import blake3
@@ -30,18 +30,23 @@ def points_of(url: str) -> list[int]:
 
 
 class HashRing:
-    """An immutable ring of the points of ``urls``; ``previous`` only saves work."""
+    """An immutable ring of the points of ``urls``; ``previous`` only saves work, and has the same ``points``."""
 
     __slots__ = ("_owners", "_positions", "urls")
 
-    def __init__(self, urls: Iterable[str], previous: HashRing | None = None) -> None:
+    def __init__(
+        self,
+        urls: Iterable[str],
+        previous: HashRing | None = None,
+        points: Callable[[str], list[int]] = points_of,
+    ) -> None:
         self.urls: frozenset[str] = frozenset(urls)
         # position → the urls with a point there, lowest first; nearly always one, shared by its points
         self._owners: dict[int, tuple[str, ...]] = {}
         self._positions: list[int] = []
         if previous is not None:
             self._take_over(previous)
-        self._insert(self.urls if previous is None else self.urls - previous.urls)
+        self._insert(self.urls if previous is None else self.urls - previous.urls, points)
 
     def owner(self, position: int, candidates: Container[str]) -> str | None:
         """Return the url among ``candidates`` that owns ``position``; ``None`` if none is on the ring.
@@ -84,11 +89,11 @@ class HashRing:
                 self._owners[position] = staying
         self._positions = [position for position in previous._positions if position in self._owners]
 
-    def _insert(self, urls: Iterable[str]) -> None:
+    def _insert(self, urls: Iterable[str], points: Callable[[str], list[int]]) -> None:
         owners, positions = self._owners, self._positions
         for url in urls:
             alone = (url,)
-            for position in points_of(url):
+            for position in points(url):
                 there = owners.get(position)
                 if there is None:
                     owners[position] = alone

@@ -9,8 +9,9 @@ from meshd.supervisor.node import DEMO_MODEL
 
 def listening_urls(settings: Settings, topology: Topology) -> tuple[str, str]:
     """Return the URLs of traffic and metrics as this host reaches them."""
+    scheme = "https" if settings.tls_cert_path else "http"
     return (
-        f"http://{_reachable(settings.host)}:{topology.listen_port}",
+        f"{scheme}://{_reachable(settings.host)}:{topology.listen_port}",
         f"http://{_reachable(settings.prometheus_host)}:{topology.metrics_port}/metrics",
     )
 

@@ -274,9 +274,6 @@ def test_pipelining_far_beyond_the_buffer_is_served_in_order(node, clean_backend
             assert (answer.status, answer.value("x-request-id")) == (200, f"q{i}")
 
 
-@pytest.mark.xfail(
-    strict=True, reason="Server.refuse answers every bad head in the OpenAI shape (errors.md, 3)"
-)
 def test_431_on_a_messages_path_has_the_messages_shape(node):
     with Client(node.host, node.port) as client:
         client.send(b"POST /v1/messages HTTP/1.1\r\nhost: h\r\n" + b"x: y\r\n" * 300 + b"\r\n")

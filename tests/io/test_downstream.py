@@ -99,7 +99,7 @@ class Scene:
         self.exchanges.append(Exchange(head))
         return self.exchanges[-1]
 
-    def refuse(self, connection: DownstreamConnection, error: MeshError) -> bytes:
+    def refuse(self, connection: DownstreamConnection, error: MeshError, head: bytes) -> bytes:
         self.refused.append(error)
         return b"<%d>" % error.status
 
