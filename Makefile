@@ -30,10 +30,11 @@ demo: $(VENV)/.runtime ## run meshd in front of two bundled upstreams
 test: $(VENV)/.test check ## lint, types, layers, and all tests (longer stress runs: make test ARGS=--slow)
 	$(BIN)/python -m pytest $(ARGS)
 
-check: $(VENV)/.test ## ruff, mypy --strict, import-linter
+check: $(VENV)/.test ## ruff, mypy --strict, import-linter, names of exceptions
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/python tools/check_except_names.py meshd
 	$(BIN)/lint-imports
 
 format: $(VENV)/.test ## rewrite the sources in the project's format

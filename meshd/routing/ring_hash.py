@@ -30,7 +30,7 @@ def points_of(url: str) -> list[int]:
 
 
 class HashRing:
-    """An immutable ring of the points of ``urls``; ``previous`` only saves work, and has the same ``points``."""
+    """An immutable ring of the points of ``urls``; ``previous`` only saves work (same ``points``)."""
 
     __slots__ = ("_owners", "_positions", "urls")
 

@@ -67,7 +67,7 @@ def test_two_that_announce_at_once_are_never_both_let_in(make_cells: Callable[[]
     cells = make_cells()
     other = SharedBound(cells[1], HELD, 1, Fence())
     took: list[bool] = []
-    one = SharedBound(cells[0], HELD, 1, lambda: took.append(other.try_take()))  # type: ignore[arg-type]
+    one = SharedBound(cells[0], HELD, 1, lambda: took.append(other.try_take()))
     took.append(one.try_take())
     assert sum(took) <= 1
     assert one.own + other.own == one.total() <= 1
@@ -81,7 +81,7 @@ def test_collision_withdraws_and_then_takes_what_is_left(make_cells: Callable[[]
     def other_announces_once() -> None:
         column[1] = next(announcements)
 
-    one = SharedBound(cells[0], HELD, 1, other_announces_once)  # type: ignore[arg-type]
+    one = SharedBound(cells[0], HELD, 1, other_announces_once)
     assert not one.try_take() and one.own == 0 and cells[0].column(HELD)[0] == 0
     column[1] = 0  # the other withdrew
     assert one.try_take()

@@ -299,22 +299,23 @@ def test_abandoned_exchanges_leave_no_busy_connection():
     play(run)
 
 
+class EndsAtOnce:
+    """A loop whose connections see the end of the stream before anybody holds them."""
+
+    async def create_connection(self, factory: Callable[[], UpstreamConnection], host: str, port: int):
+        transport, connection = await asyncio.get_running_loop().create_connection(factory, host, port)
+        connection.eof_received()
+        return transport, connection
+
+
 def test_connection_that_ends_at_once_is_a_failure_and_is_not_kept():
-    class Ended(UpstreamConnection):
-        """Sees the end of the stream before anybody holds the connection."""
-
-        def connection_made(self, transport: asyncio.BaseTransport) -> None:
-            super().connection_made(transport)
-            self.eof_received()
-
     async def run() -> None:
         async with scene() as it:
-            with pytest.MonkeyPatch.context() as patch:
-                patch.setattr("meshd.io.pool.UpstreamConnection", Ended)
-                with pytest.raises(UpstreamFailure) as caught:
-                    await it.pool.connect(it.address)
-            assert caught.value.code == "upstream_connection_failed"
-            assert repr(it.pool) == "UpstreamPool(open=0 idle=0 busy=0)"
+            pool = UpstreamPool(EndsAtOnce(), idle_timeout_s=15.0, connect_timeout_s=5.0)
+            with pytest.raises(UpstreamFailure) as caught:
+                await pool.connect(it.address)
+            assert (caught.value.code, caught.value.cause) == ("upstream_connection_failed", "closed at once")
+            assert repr(pool) == "UpstreamPool(open=0 idle=0 busy=0)"
 
     play(run)
 

@@ -62,7 +62,7 @@ class Scene:
         self.upstream.start("POST", b"request", ())
         self.transport.receive(upstream_head + early)
         self.relay = Relay(
-            self.client,  # type: ignore[arg-type]
+            self.client,
             self.upstream,
             framing=framing,
             event_dialect=dialect,
