@@ -96,7 +96,7 @@ class _Server:
         self.waiting = _Exchange(head)
         return self.waiting
 
-    def refuse(self, connection: DownstreamConnection, error: MeshError) -> bytes:
+    def refuse(self, connection: DownstreamConnection, error: MeshError, head: bytes) -> bytes:
         self.events.append(("refused",))  # of several faults any may show first
         return b"-"
 

@@ -100,7 +100,7 @@ class Server:
     def start_exchange(self, connection: DownstreamConnection, head: RequestHead) -> Exchange:
         return Exchange(self, connection, head)
 
-    def refuse(self, connection: DownstreamConnection, error: MeshError) -> bytes:
+    def refuse(self, connection: DownstreamConnection, error: MeshError, head: bytes) -> bytes:
         return b"HTTP/1.1 %d x\r\ncontent-length: 0\r\nconnection: close\r\n\r\n" % error.status
 
 
