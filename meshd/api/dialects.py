@@ -26,7 +26,7 @@ _TYPES: Final = {
     429: "rate_limit_error",
 }
 # C0, DEL, C1, the two line separators and lone surrogates: none may reach a log line or UTF-8 output.
-_UNPRINTABLE: Final = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+_UNPRINTABLE: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 _MESSAGES_PATHS: Final = frozenset(endpoint.path for endpoint in ENDPOINTS if endpoint.dialect == "messages")
 
 

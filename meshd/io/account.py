@@ -33,8 +33,13 @@ class Record:
     The defaults stand on the class: setting 37 of them for each request cost 2 µs.
     """
 
-    ticket_at = body_at = prepared_at = placed_at = head_at = 0.0
-    finished_at = job_run_s = 0.0
+    ticket_at = 0.0
+    body_at = 0.0
+    prepared_at = 0.0
+    placed_at = 0.0
+    head_at = 0.0
+    finished_at = 0.0
+    job_run_s = 0.0
     request_id = ""
     label = "other"  # path template
     endpoint = ""  # endpoint label; empty for routes
@@ -44,9 +49,14 @@ class Record:
     status = 0
     error_code = ""
     outcome = ""
-    upstream = reason = ""
-    attempts = bytes_in = bytes_out = 0
-    is_reused = is_client_gone = is_messages = False
+    upstream = ""
+    reason = ""
+    attempts = 0
+    bytes_in = 0
+    bytes_out = 0
+    is_reused = False
+    is_client_gone = False
+    is_messages = False
     is_routine = False  # a health route: of interest when debugging only
     skipped_observation = ""
     usage: Usage | None = None

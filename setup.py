@@ -1,0 +1,75 @@
+"""With ``MESHD_COMPILE=1`` the hot modules become one C extension (mypyc); without it meshd stays pure Python.
+
+`make compiled` is the way to build it; docs/decisions/0005-optional-compiled-build.md tells the reasons.
+Nothing but this file reads the variable, and the sources are the same for both.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import sys
+import sysconfig
+from pathlib import Path
+from typing import Final
+
+from setuptools import Extension, setup
+
+# What a request passes through. All of it in one unit: a call into a module of another unit, or of no unit, costs
+# what it costs in Python, so that half of the modules bring far less than half of the gain.
+HOT: Final = (
+    "errors.py",
+    "slab.py",
+    "director.py",
+    "metrics/cells.py",
+    "admission/*.py",
+    "routing/*.py",
+    "routing/policies/*.py",
+    "api/*.py",
+    "prepare/client.py",
+    "prepare/codec.py",
+    "prepare/dispatch.py",
+    "prepare/job.py",
+    "prepare/lane.py",
+    "prepare/layout.py",
+    "prepare/ring.py",
+    "io/*.py",
+)
+# `python -m` runs sources only; packages hold nothing but a docstring
+LEFT_OUT: Final = frozenset({"process.py", "__init__.py"})
+
+
+def main() -> None:
+    """Build whatever setuptools was asked for."""
+    setup(ext_modules=_extensions() if os.environ.get("MESHD_COMPILE") == "1" else [])
+
+
+def _extensions() -> list[Extension]:
+    _require_compiler()
+    try:
+        from mypyc.build import mypycify
+    except ImportError:
+        sys.exit(
+            "MESHD_COMPILE=1 needs mypy beside setuptools: pip install mypy 'setuptools>=77', "
+            "then pip install --no-build-isolation . (make compiled does it all)"
+        )
+    extensions: list[Extension] = mypycify(_modules(), group_name="meshd", opt_level="3", debug_level="0")
+    return extensions
+
+
+def _require_compiler() -> None:
+    compiler = shlex.split(os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc")[0]
+    if shutil.which(compiler) is None:
+        sys.exit(f"MESHD_COMPILE=1 needs a C compiler: {compiler} is not installed (apt-get install gcc)")
+    if not Path(sysconfig.get_path("include"), "Python.h").exists():
+        sys.exit("MESHD_COMPILE=1 needs the headers of this Python (apt-get install python3-dev)")
+
+
+def _modules() -> list[str]:
+    found = (path for pattern in HOT for path in Path("meshd").glob(pattern))
+    return sorted(str(path) for path in found if path.name not in LEFT_OUT)
+
+
+if __name__ == "__main__":
+    main()
