@@ -15,11 +15,11 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Final
 
-from meshd.io.http1 import Field, RequestHead, ResponseHead
+from meshd.io.http1 import TOKEN_BYTE, Field, RequestHead, ResponseHead
 
 MAX_AGE_SECS: Final = 600
 _PREFIX: Final = b"access-control-"
-_TOKEN: Final = rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+"
+_TOKEN: Final = TOKEN_BYTE + rb"+"
 _TOKENS: Final = re.compile(rb"(?:" + _TOKEN + rb"(?:[ \t]*,[ \t]*" + _TOKEN + rb")*)?")
 _EXPOSED: Final = (b"access-control-expose-headers", b"x-request-id, x-mesh-error-code")
 _VARY: Final = (b"vary", b"origin")  # caches must not hand one origin's answer to another

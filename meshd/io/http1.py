@@ -1,10 +1,10 @@
-"""What HTTP/1.1 bytes mean: request heads, response heads, chunked bodies (RFC 9112). Pure.
+"""What HTTP/1.1 bytes mean: request heads and response heads (RFC 9112). Pure.
 
 httptools (llhttp) reads the field lines; everything it is lenient about is judged here, over the raw
 bytes, before the head is believed: line endings, control bytes, the request line, Host, framing, sizes.
 Each head goes through a parser of its own that is fed that head and nothing else. Hence no byte of a
 body, a trailer or a next message can ever reach a header list, and `Upgrade` cannot swallow a body.
-Bodies are framed by `ChunkedDecoder` and by counting, on both sides alike.
+Bodies are framed by `ChunkedDecoder` (chunked.py) and by counting, on both sides alike.
 
 Deliberately unsupported: HTTP/2 and h2c, trailers (dropped), obs-fold, HTTP/0.9, CONNECT.
 """
@@ -21,20 +21,15 @@ from meshd.errors import MeshError
 
 Field = tuple[bytes, bytes]
 
-MAX_CHUNK_LINE_BYTES: Final = 1024  # size and extensions of one chunk
-MAX_FRAMING_EXCESS_BYTES: Final = 1 << 20  # by which framing may exceed the data it frames
 MAX_RESPONSE_HEAD_BYTES: Final = 65536
 MAX_RESPONSE_FIELDS: Final = 256
+TOKEN_BYTE: Final = rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]"  # of a token (RFC 9110 §5.6.2)
 
-_TOKEN = rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]"
-_REQUEST_LINE: Final = re.compile(rb"(" + _TOKEN + rb"{1,32}) ([!\"$-~]+) HTTP/(\d)\.(\d)\r\n")
+_REQUEST_LINE: Final = re.compile(rb"(" + TOKEN_BYTE + rb"{1,32}) ([!\"$-~]+) HTTP/(\d)\.(\d)\r\n")
 _VERSIONED_LINE: Final = re.compile(rb"[^\r\n]* HTTP/(\d\.\d)\r\n")
 _STATUS_LINE: Final = re.compile(rb"HTTP/1\.([01]) ([1-5]\d\d)(?: ([\t -~\x80-\xff]*))?\r\n")
 _ABSOLUTE: Final = re.compile(rb"(?i:https?)://([^/?@]+)(/[^?]*)?(\?.*)?")
 _HOST: Final = re.compile(rb"(?:\[[0-9A-Fa-f:.]+\]|[0-9A-Za-z\-._~!$&'()*+,;=%]*)(?::\d{0,5})?")
-# RFC 9112 allows white space before the semicolon; readers that disagree about it can be played off, so none.
-_CHUNK_SIZE: Final = re.compile(rb"([0-9A-Fa-f]{1,16})(?:;[\t -~\x80-\xff]*)?")
-_TRAILER_LINE: Final = re.compile(_TOKEN + rb"+:[\t -~\x80-\xff]*")
 _BARE_LINE_END: Final = re.compile(rb"\r[^\n]|(?<!\r)\n")
 _CONTROL: Final = bytes([*range(9), 11, 12, *range(14, 32), 127])
 # llhttp refuses methods it does not know; the registry, not the parser, decides about those.
@@ -59,7 +54,7 @@ class RequestHead:
     connection_tokens: frozenset[bytes]
     trailer_bytes: int = MAX_RESPONSE_HEAD_BYTES  # what the head has left of its limits for a trailer section
     trailer_fields: int = MAX_RESPONSE_FIELDS
-    # What was worked out from this head before; heads repeat, see `HeadCache`.
+    # What was worked out from this head before; heads repeat, see head_cache.py.
     derived: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
 
     @property
@@ -205,7 +200,7 @@ def _split_fields(raw: bytes, complaint: str) -> list[Field]:
     fields = []
     for text in raw[raw.index(b"\r\n") + 2 : -4].split(b"\r\n"):
         name, colon, value = text.partition(b":")
-        if not colon or re.fullmatch(_TOKEN + rb"+", name) is None:
+        if not colon or re.fullmatch(TOKEN_BYTE + rb"+", name) is None:
             raise malformed(complaint)
         fields.append((name, value.strip(b" \t")))
     return fields
@@ -355,123 +350,3 @@ def _parse_response_head(raw: bytes, request_method: str) -> ResponseHead:
         connection_tokens=tokens,
         is_sse=values.get(b"content-type", b"").lower().startswith(b"text/event-stream"),
     )
-
-
-# ------------------------------------------------------------------------------------ chunked bodies
-
-
-class ChunkedError(Exception):
-    """The chunked framing is broken; the connection cannot be used any further."""
-
-
-class ChunkedDecoder:
-    """Decode a chunked body from any pieces of it (RFC 9112 §7.1).
-
-    ``feed(data)`` returns the payload pieces in order. After the last chunk and its trailer section
-    ``is_complete`` is true and ``rest`` holds the bytes that follow the body. Extensions and trailers are
-    discarded; the trailer section may have so many bytes and fields. ``left`` is what the current chunk
-    still owes, ``excess_bytes`` by how much the framing exceeds the data so far.
-    States: SIZE line → DATA → CRLF → SIZE … → TRAILER lines → complete.
-    """
-
-    __slots__ = (
-        "_line",
-        "_state",
-        "_trailer_bytes_left",
-        "_trailer_fields_left",
-        "excess_bytes",
-        "is_complete",
-        "left",
-        "rest",
-    )
-
-    def __init__(
-        self, trailer_bytes: int = MAX_RESPONSE_HEAD_BYTES, trailer_fields: int = MAX_RESPONSE_FIELDS
-    ) -> None:
-        self._state = _SIZE
-        self._line = b""
-        self._trailer_bytes_left = trailer_bytes
-        self._trailer_fields_left = trailer_fields
-        self.left = 0
-        self.excess_bytes = 0
-        self.is_complete = False
-        self.rest = b""
-
-    def __repr__(self) -> str:
-        return f"ChunkedDecoder({_STATE_NAMES[self._state]} left={self.left} complete={self.is_complete})"
-
-    def feed(self, data: bytes) -> list[bytes]:
-        """Return payload pieces of ``data``; raise ChunkedError when the framing is broken."""
-        pieces: list[bytes] = []
-        at = 0
-        size = len(data)
-        while at < size:
-            if self._state == _DATA:
-                end = min(size, at + self.left)
-                pieces.append(data[at:end] if at or end < size else data)
-                self.left -= end - at
-                self.excess_bytes -= end - at
-                at = end
-                if not self.left:
-                    self._state = _DATA_END
-                continue
-            end = data.find(b"\n", at)
-            stop = size if end < 0 else end + 1
-            self._line += data[at:stop]
-            if len(self._line) > MAX_CHUNK_LINE_BYTES and self._state != _TRAILER:
-                raise ChunkedError("chunk line too long")
-            if (
-                self._state == _TRAILER and len(self._line) > self._trailer_bytes_left + 2
-            ):  # the last line is free
-                raise ChunkedError("trailer section too large")
-            self._account(stop - at)
-            at = stop
-            if end < 0:
-                self._check_partial()
-                break
-            line, self._line = self._line, b""
-            self._end_line(line)
-            if self.is_complete:
-                self.rest = data[at:]
-                break
-        return pieces
-
-    def _account(self, framing_bytes: int) -> None:
-        self.excess_bytes += framing_bytes
-        if self.excess_bytes > MAX_FRAMING_EXCESS_BYTES:
-            raise ChunkedError("framing bytes exceed the data by too much")
-
-    def _check_partial(self) -> None:
-        # Data that runs past its declared size shows at once, without waiting for a line end.
-        if self._state == _DATA_END and self._line != b"\r":
-            raise ChunkedError("chunk data is not followed by CRLF")
-
-    def _end_line(self, line: bytes) -> None:
-        if not line.endswith(b"\r\n") or b"\r" in line[:-2]:
-            raise ChunkedError("a line of the chunked framing does not end with CRLF")
-        if self._state == _SIZE:
-            match = _CHUNK_SIZE.fullmatch(line[:-2])
-            if match is None:
-                raise ChunkedError("malformed chunk size")
-            self.left = int(match[1], 16)
-            self._state = _DATA if self.left else _TRAILER
-        elif self._state == _DATA_END:
-            if line != b"\r\n":
-                raise ChunkedError("chunk data is not followed by CRLF")
-            self._state = _SIZE
-        elif line == b"\r\n":
-            self.is_complete = True
-        else:
-            self._end_trailer(line)
-
-    def _end_trailer(self, line: bytes) -> None:
-        self._trailer_bytes_left -= len(line)
-        self._trailer_fields_left -= 1
-        if self._trailer_bytes_left < 0 or self._trailer_fields_left < 0:
-            raise ChunkedError("trailer section too large")
-        if _TRAILER_LINE.fullmatch(line[:-2]) is None:
-            raise ChunkedError("malformed trailer field")
-
-
-_SIZE, _DATA, _DATA_END, _TRAILER = range(4)
-_STATE_NAMES: Final = ("SIZE", "DATA", "DATA_END", "TRAILER")

@@ -7,11 +7,9 @@ from typing import Final
 
 from meshd.api.endpoints import Endpoint
 from meshd.errors import MeshError
-from meshd.io.http1 import RequestHead
+from meshd.io.http1 import TOKEN_BYTE, RequestHead
 
-_JSON_TYPE: Final = re.compile(
-    rb"application/(?:[!#$%&'*+\-.^_`|~0-9A-Za-z]+\+)?json[ \t]*(?:;.*)?", re.IGNORECASE
-)
+_JSON_TYPE: Final = re.compile(rb"application/(?:" + TOKEN_BYTE + rb"+\+)?json[ \t]*(?:;.*)?", re.IGNORECASE)
 
 
 def content_length_of(head: RequestHead) -> int | None:

@@ -20,10 +20,9 @@ from collections.abc import Callable, Sequence
 from typing import Final, Protocol, cast
 
 from meshd.api.rank_body import Buffer
+from meshd.io.chunked import ChunkedDecoder, ChunkedError
 from meshd.io.http1 import (
     MAX_RESPONSE_HEAD_BYTES,
-    ChunkedDecoder,
-    ChunkedError,
     ResponseHead,
     UpstreamProtocolError,
     find_head_end,

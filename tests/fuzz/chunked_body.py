@@ -5,7 +5,7 @@ from __future__ import annotations
 import h11
 from hypothesis import strategies as st
 
-from meshd.io.http1 import ChunkedDecoder, ChunkedError
+from meshd.io.chunked import ChunkedDecoder, ChunkedError
 from tests.fuzz.engine import Target, cuts, main, mutated
 
 HEAD = b"POST / HTTP/1.1\r\nhost: h\r\ntransfer-encoding: chunked\r\n\r\n"

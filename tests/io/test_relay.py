@@ -10,7 +10,7 @@ from typing import Any
 import h11
 import pytest
 
-from meshd.io.http1 import ChunkedDecoder
+from meshd.io.chunked import ChunkedDecoder
 from meshd.io.relay import MAX_OBSERVED_BODY_BYTES, Relay
 from meshd.io.sse import MAX_EVENT_BYTES, MAX_HELD_BYTES, SseRelay, Usage, split_events
 from meshd.io.upstream import UpstreamConnection

@@ -1,0 +1,136 @@
+"""The chunked framing of bodies, read (RFC 9112 §7.1). Pure.
+
+    SIZE ──n──→ DATA ──→ DATA_END ──→ SIZE …
+      └───0──→ TRAILER, line by line ──empty line──→ complete
+
+Bytes of the framing are bounded against the data that they frame: tiny chunks with long extensions would keep
+a connection busy for ever and bring nothing.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from meshd.io.http1 import MAX_RESPONSE_FIELDS, MAX_RESPONSE_HEAD_BYTES, TOKEN_BYTE
+
+MAX_CHUNK_LINE_BYTES: Final = 1024  # size and extensions of one chunk
+MAX_FRAMING_EXCESS_BYTES: Final = 1 << 20  # by which framing may exceed the data it frames
+
+# RFC 9112 allows white space before the semicolon; readers that disagree about it can be played off, so none.
+_CHUNK_SIZE: Final = re.compile(rb"([0-9A-Fa-f]{1,16})(?:;[\t -~\x80-\xff]*)?")
+_TRAILER_LINE: Final = re.compile(TOKEN_BYTE + rb"+:[\t -~\x80-\xff]*")
+
+_SIZE, _DATA, _DATA_END, _TRAILER = range(4)
+_STATE_NAMES: Final = ("SIZE", "DATA", "DATA_END", "TRAILER")
+
+
+class ChunkedError(Exception):
+    """The chunked framing is broken; the connection cannot be used any further."""
+
+
+class ChunkedDecoder:
+    """Decode one chunked body from any pieces of it.
+
+    ``feed(data)`` returns the payload pieces in order. After the last chunk and its trailer section
+    ``is_complete`` is true and ``rest`` holds the bytes that follow the body. Extensions and trailers are
+    discarded; the trailer section may have so many bytes and fields. ``left`` is what the current chunk
+    still owes, ``excess_bytes`` by how much the framing exceeds the data so far.
+    """
+
+    __slots__ = (
+        "_line",
+        "_state",
+        "_trailer_bytes_left",
+        "_trailer_fields_left",
+        "excess_bytes",
+        "is_complete",
+        "left",
+        "rest",
+    )
+
+    def __init__(
+        self, trailer_bytes: int = MAX_RESPONSE_HEAD_BYTES, trailer_fields: int = MAX_RESPONSE_FIELDS
+    ) -> None:
+        self._state = _SIZE
+        self._line = b""
+        self._trailer_bytes_left = trailer_bytes
+        self._trailer_fields_left = trailer_fields
+        self.left = 0
+        self.excess_bytes = 0
+        self.is_complete = False
+        self.rest = b""
+
+    def __repr__(self) -> str:
+        return f"ChunkedDecoder({_STATE_NAMES[self._state]} left={self.left} complete={self.is_complete})"
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """Return payload pieces of ``data``; raise ChunkedError when the framing is broken."""
+        pieces: list[bytes] = []
+        at = 0
+        size = len(data)
+        while at < size:
+            if self._state == _DATA:
+                end = min(size, at + self.left)
+                pieces.append(data[at:end] if at or end < size else data)
+                self.left -= end - at
+                self.excess_bytes -= end - at
+                at = end
+                if not self.left:
+                    self._state = _DATA_END
+                continue
+            end = data.find(b"\n", at)
+            stop = size if end < 0 else end + 1
+            self._line += data[at:stop]
+            if len(self._line) > MAX_CHUNK_LINE_BYTES and self._state != _TRAILER:
+                raise ChunkedError("chunk line too long")
+            # The empty line that ends the trailer section is free.
+            if self._state == _TRAILER and len(self._line) > self._trailer_bytes_left + 2:
+                raise ChunkedError("trailer section too large")
+            self._account(stop - at)
+            at = stop
+            if end < 0:
+                self._check_partial()
+                break
+            line, self._line = self._line, b""
+            self._end_line(line)
+            if self.is_complete:
+                self.rest = data[at:]
+                break
+        return pieces
+
+    def _account(self, framing_bytes: int) -> None:
+        self.excess_bytes += framing_bytes
+        if self.excess_bytes > MAX_FRAMING_EXCESS_BYTES:
+            raise ChunkedError("framing bytes exceed the data by too much")
+
+    def _check_partial(self) -> None:
+        # Data that runs past its declared size shows at once, without waiting for a line end.
+        if self._state == _DATA_END and self._line != b"\r":
+            raise ChunkedError("chunk data is not followed by CRLF")
+
+    def _end_line(self, line: bytes) -> None:
+        if not line.endswith(b"\r\n") or b"\r" in line[:-2]:
+            raise ChunkedError("a line of the chunked framing does not end with CRLF")
+        if self._state == _SIZE:
+            match = _CHUNK_SIZE.fullmatch(line[:-2])
+            if match is None:
+                raise ChunkedError("malformed chunk size")
+            self.left = int(match[1], 16)
+            self._state = _DATA if self.left else _TRAILER
+        elif self._state == _DATA_END:
+            if line != b"\r\n":
+                raise ChunkedError("chunk data is not followed by CRLF")
+            self._state = _SIZE
+        elif line == b"\r\n":
+            self.is_complete = True
+        else:
+            self._end_trailer(line)
+
+    def _end_trailer(self, line: bytes) -> None:
+        self._trailer_bytes_left -= len(line)
+        self._trailer_fields_left -= 1
+        if self._trailer_bytes_left < 0 or self._trailer_fields_left < 0:
+            raise ChunkedError("trailer section too large")
+        if _TRAILER_LINE.fullmatch(line[:-2]) is None:
+            raise ChunkedError("malformed trailer field")
