@@ -1,7 +1,7 @@
 """Decide: who may enter, what a body means, and where it goes. The same calls serve every front door.
 
-It moves no bytes. `admit` and `reserve` may wait for room, `prepare` waits for a prepare worker, `place`
-is pure computation over shared memory. What is taken here has one release each.
+It moves no bytes. `wait_for_ticket` and `reserve` may wait for room, the future of `prepare` waits for a
+prepare worker, `place` is pure computation over shared memory. What is taken here has one release each.
 """
 
 from __future__ import annotations
@@ -40,17 +40,17 @@ class BodyRoom:
     def body(self) -> memoryview:
         return self.slot.body
 
-    def grow(self, body_bytes: int) -> BodyRoom | None:
-        """Make room for ``body_bytes`` in all, keeping what is there; None if there is none now."""
+    def grow(self, body_bytes: int) -> bool:
+        """Make room for ``body_bytes`` in all, keeping what is there; False if there is none now."""
         more = body_bytes - self._reserved_bytes
         if more > 0 and not self._gate.memory.grow(more):
-            return None
+            return False
         self._reserved_bytes += max(0, more)
         slot = self.slot.grow(body_bytes)
         if slot is None:
-            return None
+            return False
         self.slot = slot
-        return self
+        return True
 
     def release(self, job: Job | None) -> None:
         """Give both back; the slot of a job no sooner than no prepare worker can touch it."""

@@ -23,14 +23,8 @@ import struct
 from typing import Final, Protocol, cast
 
 from meshd.errors import MeshError
-from meshd.io.http1 import (
-    ChunkedDecoder,
-    ChunkedError,
-    RequestHead,
-    check_partial_head,
-    find_head_end,
-    malformed,
-)
+from meshd.io.body import BodyReceiver, Room
+from meshd.io.http1 import RequestHead, check_partial_head, find_head_end
 
 MAX_PENDING_BYTES: Final = 65536
 KEEPABLE_REST_BYTES: Final = 65536  # of an unread body that is worth discarding to keep the connection
@@ -44,15 +38,6 @@ _LINGER_RESET: Final = struct.pack("ii", 1, 0)  # SO_LINGER of zero seconds: clo
 
 _HEAD, _WAIT, _BODY, _BUSY, _DISCARD, _LINGER, _CLOSING, _CLOSED = range(8)
 _STATE_NAMES: Final = ("HEAD", "WAIT", "BODY", "BUSY", "DISCARD", "LINGER", "CLOSING", "CLOSED")
-
-
-class Room(Protocol):
-    """Where a body is stored; ``grow`` makes room for that many bytes in all, or gives None."""
-
-    @property
-    def body(self) -> memoryview: ...
-
-    def grow(self, body_bytes: int) -> Room | None: ...
 
 
 class ActiveExchange(Protocol):
@@ -87,19 +72,6 @@ class ConnectionServer(Protocol):
     def start_exchange(self, connection: DownstreamConnection, head: RequestHead) -> ActiveExchange: ...
 
     def refuse(self, connection: DownstreamConnection, error: MeshError, head: bytes) -> bytes: ...
-
-
-class BodyReceiver:
-    """Receives one request body into slots; `ready` resolves when it is whole."""
-
-    __slots__ = ("chunked", "length", "ready", "received", "slot")
-
-    def __init__(self, slot: Room, length: int, chunked: ChunkedDecoder | None) -> None:
-        self.slot = slot
-        self.length = length  # the declared length; for a chunked body the most it may have
-        self.received = 0
-        self.chunked = chunked
-        self.ready: asyncio.Future[None] | None = None
 
 
 class DownstreamConnection(asyncio.BufferedProtocol):
@@ -162,8 +134,8 @@ class DownstreamConnection(asyncio.BufferedProtocol):
 
     def get_buffer(self, sizehint: int) -> memoryview:
         body = self._body
-        if self._state == _BODY and body is not None and body.chunked is None:
-            return body.slot.body[body.received : body.length]
+        if self._state == _BODY and body is not None and body.is_sized:
+            return body.free
         return self._server.scratch
 
     def buffer_updated(self, nbytes: int) -> None:
@@ -172,9 +144,9 @@ class DownstreamConnection(asyncio.BufferedProtocol):
             body = self._body
             assert body is not None
             self._body_byte_at = self._server.now()
-            if body.chunked is None:
+            if body.is_sized:
                 body.received += nbytes
-                if body.received == body.length:
+                if body.is_complete:
                     self._body_complete(body)
                 return
         self._received(bytes(self._server.scratch[:nbytes]))
@@ -258,24 +230,18 @@ class DownstreamConnection(asyncio.BufferedProtocol):
 
     # ------------------------------------------------------------------------------------------ body
 
-    def begin_body(self, slot: Room, most: int) -> asyncio.Future[None] | None:
-        """Receive the body into ``slot``; return None if it is whole already, else a future.
+    def begin_body(self, room: Room, most: int) -> asyncio.Future[None] | None:
+        """Receive the body into ``room``; return None if it is whole already, else a future.
 
         ``most``: for a chunked body, the largest length allowed. The future raises MeshError on broken
         framing, on a body that grows too large, and when the client stalls.
         """
-        head = self.head
-        assert head is not None
-        chunked = ChunkedDecoder(head.trailer_bytes, head.trailer_fields) if head.is_chunked else None
-        length = most if chunked else head.content_length or 0
-        body = self._body = BodyReceiver(slot, length, chunked)
+        assert self.head is not None
+        body = self._body = BodyReceiver(self.head, room, most)
         pending, self._pending = self._pending, b""
-        if chunked is None:
-            take = pending[:length]
-            slot.body[: len(take)] = take
-            body.received = len(take)
-            self._pending = pending[len(take) :]
-            if body.received == length:
+        if body.is_sized:
+            self._pending = body.take(pending)
+            if body.is_complete:
                 self._state = _BUSY
                 if len(self._pending) <= MAX_PENDING_BYTES:
                     self._resume_reading()  # or nobody would see the client leave
@@ -284,7 +250,7 @@ class DownstreamConnection(asyncio.BufferedProtocol):
         self._state = _BODY
         self._body_byte_at = self._server.now()
         self.deadline = self._body_byte_at + self._server.body_timeout_s
-        if chunked is not None and pending:
+        if pending and not body.is_sized:
             self._read_chunked(pending)
         if len(self._pending) <= MAX_PENDING_BYTES:
             self._resume_reading()
@@ -296,58 +262,28 @@ class DownstreamConnection(asyncio.BufferedProtocol):
         return bool(self._pending) or self.body_received > 0
 
     @property
-    def body_slot(self) -> Room:
-        """The slot that holds the body; a chunked body may have moved to a larger one."""
-        assert self._body is not None
-        return self._body.slot
-
-    @property
     def body_received(self) -> int:
         return self._body.received if self._body is not None else 0
 
     def _read_chunked(self, data: bytes) -> None:
         body = self._body
-        assert body is not None and body.chunked is not None and body.ready is not None
+        assert body is not None and body.ready is not None
         if body.ready.done():
             return  # it failed, and its exchange has not been told yet: nothing after that can be trusted
         try:
-            for piece in body.chunked.feed(data):
-                self._store(body, piece)
-            if body.received + body.chunked.left > body.length:  # announced, so nobody has to send it
-                raise _too_large()
-        except ChunkedError as error:
-            self._body_failed(body, malformed(f"The chunked body is broken: {error}."))
-            return
+            rest = body.take(data)
         except MeshError as refusal:
-            self._body_failed(body, refusal)
+            body.fail(refusal)
             return
-        if body.chunked.is_complete:
-            self._pending = body.chunked.rest
+        if body.is_complete:
+            self._pending = rest
             self._body_complete(body)
-
-    def _store(self, body: BodyReceiver, piece: bytes) -> None:
-        end = body.received + len(piece)
-        if end > body.length:
-            raise _too_large()
-        if end > len(body.slot.body):
-            larger = body.slot.grow(min(body.length, max(end, 2 * len(body.slot.body))))
-            if larger is None:
-                raise MeshError(
-                    "buffer_budget_exhausted", "No memory is free for this body now.", is_closing=True
-                )
-            body.slot = larger
-        body.slot.body[body.received : end] = piece
-        body.received = end
 
     def _body_complete(self, body: BodyReceiver) -> None:
         self._state = _BUSY
         self.deadline = 0.0
         if body.ready is not None and not body.ready.done():
             body.ready.set_result(None)
-
-    def _body_failed(self, body: BodyReceiver, error: MeshError) -> None:
-        if body.ready is not None and not body.ready.done():
-            body.ready.set_exception(error)
 
     # --------------------------------------------------------------------------------------- answers
 
@@ -372,10 +308,8 @@ class DownstreamConnection(asyncio.BufferedProtocol):
 
     def finish(self, closes: bool) -> None:
         """The answer has been written whole: go on with the next request, or close."""
-        rest = (
-            0 if self._state == _BUSY or self.head is None or not self.head.has_body else self._rest_of_body()
-        )
         is_body_open = self._state in (_WAIT, _BODY)
+        rest = self._rest_of_body() if is_body_open and self.head is not None else 0
         self.exchange = None
         self._body = None
         if self._state >= _LINGER:
@@ -501,7 +435,7 @@ class DownstreamConnection(asyncio.BufferedProtocol):
     def _stalled(self) -> None:
         if self._body is not None:
             error = MeshError("request_timeout", "The request body did not arrive in time.", is_closing=True)
-            self._body_failed(self._body, error)
+            self._body.fail(error)
 
     @property
     def is_idle(self) -> bool:
@@ -536,7 +470,3 @@ class DownstreamConnection(asyncio.BufferedProtocol):
         if self.is_read_paused and self.transport is not None and not self.transport.is_closing():
             self.is_read_paused = False
             self.transport.resume_reading()
-
-
-def _too_large() -> MeshError:
-    return MeshError("body_too_large", "The request body is too large.", is_closing=True)

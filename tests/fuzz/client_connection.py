@@ -49,10 +49,9 @@ class _Room:
     def __init__(self, size: int) -> None:
         self.body = memoryview(bytearray(size))
 
-    def grow(self, body_bytes: int) -> _Room:
-        larger = _Room(body_bytes)
-        larger.body[: len(self.body)] = self.body
-        return larger
+    def grow(self, body_bytes: int) -> bool:
+        self.body = memoryview(bytearray(self.body).ljust(body_bytes, b"\0"))
+        return True
 
 
 class _Exchange:
@@ -118,7 +117,7 @@ class _Server:
                     assert isinstance(failure, MeshError)
                     self._end(exchange, ("body refused",), closes=True)
                     continue
-                received = bytes(self.connection.body_slot.body[: self.connection.body_received])
+                received = bytes(exchange.room.body[: self.connection.body_received])
                 self._end(exchange, ("body", received))
             else:
                 self._end(exchange, ("answered",))

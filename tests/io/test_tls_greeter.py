@@ -33,8 +33,8 @@ class Room:
     def __init__(self, size: int) -> None:
         self.body = memoryview(bytearray(b"\xff" * size))
 
-    def grow(self, body_bytes: int) -> None:
-        return None
+    def grow(self, body_bytes: int) -> bool:
+        return False
 
 
 class Exchange:
