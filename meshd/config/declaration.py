@@ -7,8 +7,8 @@ from dataclasses import MISSING, dataclass, field, fields
 from enum import StrEnum
 from typing import Any, Final, Literal, get_args, get_origin, get_type_hints
 
-#: ``live``: within 1 s of SIGHUP. ``new processes``: SIGHUP replaces children. ``restart``: neither.
-TakesEffect = Literal["live", "new processes", "restart"]
+#: ``live``: within 1 s of SIGHUP. ``restart``: with a new start of meshd, which SIGHUP tells.
+TakesEffect = Literal["live", "restart"]
 
 # Whole numbers stay exact in JSON and in 64-bit words; times stay below 32 years, so that their
 # nanoseconds fit a signed 64-bit word.

@@ -2,6 +2,8 @@
 
 Flags, variables, file keys, help, ``--print-config`` and docs/settings.md derive from this dataclass; a
 new setting is one more attribute here. 0 (or −1, where 0 means something) stands for "derive it".
+
+No setting can change in a running node: SIGHUP only names those that differ (supervisor/reload.py).
 """
 
 from __future__ import annotations
@@ -23,17 +25,17 @@ _REQUEST_ID_HEADERS: Final = ("x-request-id", "x-correlation-id", "x-trace-id", 
 _POLICIES: Final = ("random", "round_robin", "power_of_two", "least_load", "prefix_hash")
 
 _listener = partial(setting, section="Listeners", takes_effect="restart")
-_tls = partial(setting, section="TLS", takes_effect="new processes", metavar="FILE")
-_upstreams = partial(setting, section="Upstreams", takes_effect="live")
-_routing = partial(setting, section="Routing", takes_effect="live")
-_admission = partial(setting, section="Admission", takes_effect="live")
-_request = partial(setting, section="Requests", takes_effect="live")
-_timer = partial(setting, section="Timeouts", takes_effect="live", unit="s", above=0)
-_health = partial(setting, section="Health checks", takes_effect="live")
+_tls = partial(setting, section="TLS", takes_effect="restart", metavar="FILE")
+_upstreams = partial(setting, section="Upstreams", takes_effect="restart")
+_routing = partial(setting, section="Routing", takes_effect="restart")
+_admission = partial(setting, section="Admission", takes_effect="restart")
+_request = partial(setting, section="Requests", takes_effect="restart")
+_timer = partial(setting, section="Timeouts", takes_effect="restart", unit="s", above=0)
+_health = partial(setting, section="Health checks", takes_effect="restart")
 _process = partial(setting, section="Processes and CPUs", takes_effect="restart")
-_prepare = partial(setting, section="Preparation", takes_effect="new processes")
-_log = partial(setting, section="Log", takes_effect="new processes")
-_shutdown = partial(setting, section="Shutdown", takes_effect="live", unit="s", minimum=0)
+_prepare = partial(setting, section="Preparation", takes_effect="restart")
+_log = partial(setting, section="Log", takes_effect="restart")
+_shutdown = partial(setting, section="Shutdown", takes_effect="restart", unit="s", minimum=0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +76,7 @@ class Settings:
     tls_cert_path: str = _tls(
         "",
         help="Certificate chain of the traffic listener, PEM; needs --tls-key-path. Both: https, TLS 1.2 or"
-        " later. SIGHUP reads all files of this section anew.",
+        " later. SIGHUP reads the files of this section anew.",
     )
     tls_key_path: str = _tls("", help="Its private key, PEM, not encrypted.")
     ca_cert_paths: tuple[str, ...] = _tls(
@@ -105,12 +107,10 @@ class Settings:
         False,
         help="Register each server as one upstream for each of its data-parallel ranks, as many as its"
         " /server_info tells.",
-        takes_effect="new processes",
     )
     demo: int = _upstreams(
         0,
         help="Start this many bundled deterministic servers on loopback and register them.",
-        takes_effect="restart",
         minimum=0,
         maximum=1024,
     )
@@ -122,20 +122,17 @@ class Settings:
         "power_of_two",
         help="How a server is picked among the candidates; the default is provisional.",
         choices=_POLICIES,
-        takes_effect="new processes",
     )
     prefix_token_count: int = _routing(
         256,
         help="Policy prefix_hash: tokens of the prompt that are hashed.",
         unit="tokens",
         minimum=1,
-        takes_effect="new processes",
     )
     prefix_hash_load_factor: float = _routing(
         1.25,
         help="Policy prefix_hash: load over the mean above which the next server is taken.",
         minimum=1,
-        takes_effect="new processes",
     )
 
     max_concurrent_requests: int = _admission(
@@ -155,7 +152,6 @@ class Settings:
         unit="bytes",
         minimum=0,
         default_text="25 % of the smaller of RAM and cgroup limit",
-        takes_effect="restart",
     )
     max_header_bytes: int = _request(65536, help="Largest request head.", unit="bytes", minimum=1024)
     max_headers: int = _request(256, help="Most field lines in a request head.", unit="lines", minimum=16)
@@ -165,7 +161,6 @@ class Settings:
         " prefixes that end in *.",
         metavar="PATH",
         check=checks.check_passthrough_paths,
-        takes_effect="new processes",
     )
     request_id_headers: tuple[str, ...] = _request(
         _REQUEST_ID_HEADERS,
@@ -284,7 +279,6 @@ class Settings:
         unit="requests",
         minimum=-1,
         default_text="64 for each prepare worker",
-        takes_effect="restart",
     )
     prepare_queue_timeout_ms: int = _prepare(
         2000, help="Longest wait for a prepare worker; at most --prepare-timeout-ms.", unit="ms", minimum=1

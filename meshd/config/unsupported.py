@@ -11,7 +11,7 @@ _REASONS: Final[tuple[tuple[str, str], ...]] = (
     ),
     ("it does not rewrite model output", "reasoning-parser tool-call-parser parser"),
     (
-        "bounded prefix tokenization and the conversation cache replace them",
+        "it keeps no tokens of earlier prompts",
         "tokenizer-cache-*",
     ),
     (
@@ -24,7 +24,7 @@ _REASONS: Final[tuple[tuple[str, str], ...]] = (
     ("one node", "enable-mesh mesh-*"),
     ("no encode stage", "epd-disaggregation encode* mm-* multimodal-* rdma-*"),
     (
-        "clients, tenants and priorities come from --tenants-file",
+        "it knows no clients, tenants or priorities",
         "jwt-* control-plane-* tenant-* trust-tenant-header priority-scheduler-*",
     ),
     (
