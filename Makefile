@@ -20,7 +20,7 @@ $(VENV)/.runtime: $(BIN)/python pyproject.toml
 	@touch $@
 
 $(VENV)/.test: $(BIN)/python pyproject.toml
-	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[fast,test,check]'
+	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[fast,test,check,bench]'
 	@touch $@ $(VENV)/.runtime
 
 $(VENV)/.bench: $(BIN)/python pyproject.toml

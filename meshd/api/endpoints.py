@@ -219,6 +219,16 @@ class EndpointRegistry:
             return match
         return self._find(method, path)
 
+    def template_of(self, path: str) -> str:
+        """Return the bounded name of a path for metrics, whatever its method: `other` if no row has it."""
+        if path in _BY_PATH:
+            return path
+        if path.startswith(f"{RESPONSES_PATH}/"):
+            _, slash, operation = path[len(RESPONSES_PATH) + 1 :].partition("/")
+            rows = _RESOURCES.get(slash + operation, {})
+            return next((row.path for row in rows.values()), "other")
+        return "other"
+
     def _find(self, method: str, path: str) -> Match:
         known = _BY_PATH.get(path)
         if known is not None:

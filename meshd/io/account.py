@@ -132,6 +132,7 @@ class Ledger:
                 metrics.observation_skipped(skipped)
             if relay.failure is not None:
                 metrics.stream_failure(record.endpoint, _stream_failure(relay.failure))
+                metrics.attempt_failed("body")
             if 200 <= record.status < 300:
                 self._count_output(record, relay)
 

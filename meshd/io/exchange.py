@@ -124,7 +124,7 @@ class Exchange:
         try:
             endpoint, resource_id = io.endpoints.find(head.method, head.path)
         except MeshError:
-            self._begin("other", "req-")
+            self._begin(io.endpoints.template_of(head.path), "req-")
             raise
         self._begin(endpoint.path, endpoint.id_prefix)
         if endpoint.picks_by == "local":
@@ -260,6 +260,8 @@ class Exchange:
         finally:
             record.is_reused = leg.is_reused
         io.metrics.upstream_response(response.status)
+        if response.status >= 500:
+            io.metrics.attempt_failed("status_5xx")
         return response, authority
 
     async def _relay_response(
