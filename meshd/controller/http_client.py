@@ -7,6 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import re
+import socket
 import ssl
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,10 +22,11 @@ from meshd.routing.registry import Upstream
 
 _READ_BYTES: Final = 65536
 _HEAD_BYTES: Final = 65536
+_ERROR_NUMBER: Final = re.compile(r"\[Errno (\d+)\]")
 
 
 class FetchError(Exception):
-    """No whole answer arrived: the network, TLS, the clock, a bound, or the protocol. Text for the log."""
+    """No whole answer arrived: the network, TLS, the clock, a bound, or the protocol. Text for operators."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +54,7 @@ class UpstreamClient:
             raise FetchError(f"no answer within {timeout_s:g} s") from timeout
         except (OSError, ValueError, h11.RemoteProtocolError, StartupError) as exc:
             # ValueError: a name that cannot be looked up. StartupError: files of --ca-cert-paths and so on.
-            raise FetchError(f"{type(exc).__name__}: {exc}") from exc
+            raise FetchError(_words(exc)) from exc
 
     async def _get(self, upstream: Upstream, path: str, max_body_bytes: int) -> Answer:
         tls = self._tls() if upstream.is_tls else None
@@ -65,6 +69,14 @@ class UpstreamClient:
             writer.transport.abort()
             with contextlib.suppress(OSError):
                 await writer.wait_closed()
+
+
+def _words(exc: Exception) -> str:
+    """Say what went wrong; "Connection refused" rather than asyncio's list of each address it tried."""
+    if isinstance(exc, socket.gaierror):
+        return f"the host name cannot be looked up: {exc.strerror}"
+    numbers = dict.fromkeys(_ERROR_NUMBER.findall(str(exc))) if isinstance(exc, OSError) else ()
+    return ", ".join(os.strerror(int(number)) for number in numbers) or f"{type(exc).__name__}: {exc}"
 
 
 def _request(upstream: Upstream, path: str) -> h11.Request:

@@ -96,9 +96,13 @@ class Prober:
         start_s = self._clock()
         next_log_s = STARTING_LOG_INTERVAL_S
         has_failed = False
+        problem = ""
         while (upstream := self._first(base_url)) is not None:
-            is_changed = judge.record(await self._probe(upstream))
+            former, problem = problem, await self._probe(upstream)
+            is_changed = judge.record(not problem)
             waited_s = self._clock() - start_s
+            if problem and problem != former:
+                self._tell(base_url, problem)
             if upstream.state == "starting" and judge.has_answered:
                 await self._register(upstream)
             elif is_changed:
@@ -108,16 +112,16 @@ class Prober:
                 self._log.info("upstream_starting", upstream=base_url, waited_s=waited_s)
                 has_failed = waited_s >= STARTUP_LIMIT_S
                 if has_failed:
-                    self._give_up(base_url)
+                    self._give_up(base_url, problem)
             await self._sleep(judge.next_delay_s(waited_s, self._rng))
 
-    async def _probe(self, upstream: Upstream) -> bool:
+    async def _probe(self, upstream: Upstream) -> str:
+        """Probe once; return what is wrong, empty if nothing."""
+        path = self._settings.path
         async with self._running:
             try:
-                answer = await self._client.get(
-                    upstream, self._settings.path, self._settings.timeout_s, MAX_BODY_BYTES
-                )
-                problem = "" if answer.is_success else f"status {answer.status}"
+                answer = await self._client.get(upstream, path, self._settings.timeout_s, MAX_BODY_BYTES)
+                problem = "" if answer.is_success else f"{path} answered {answer.status}"
             except FetchError as exc:
                 problem = str(exc)
         if problem:
@@ -125,7 +129,12 @@ class Prober:
             self._log.debug("probe_failed", upstream=upstream.base_url, problem=problem)
         else:
             self._counters.successes.inc()
-        return not problem
+        return problem
+
+    def _tell(self, base_url: str, problem: str) -> None:
+        """Tell of a new problem: once, while the probes that meet it may come each second."""
+        self._keeper.note_problem(base_url, problem)
+        self._log.warning("upstream_unreachable", upstream=base_url, problem=problem)
 
     async def _register(self, upstream: Upstream) -> None:
         self._keeper.begin(upstream.base_url)
@@ -134,8 +143,8 @@ class Prober:
         if self._first(upstream.base_url) is not None:
             self._keeper.activate(upstream.base_url, discovered)
 
-    def _give_up(self, base_url: str) -> None:
-        message = f"no successful probe within {STARTUP_LIMIT_S:g} s"
+    def _give_up(self, base_url: str, problem: str) -> None:
+        message = f"no successful probe within {STARTUP_LIMIT_S:g} s: {problem}"
         self._keeper.fail(base_url, message)
         self._log.warning("upstream_not_started", upstream=base_url, problem=message)
 

@@ -184,6 +184,13 @@ class RegistryKeeper:
         for upstream in self.of_origin(base_url):
             self._set_job(upstream, "failed", message)
 
+    def note_problem(self, base_url: str, problem: str) -> None:
+        """Tell in the jobs of an origin why its registration does not go on."""
+        for upstream in self.of_origin(base_url):
+            job = self._jobs.get(upstream.id)
+            if job is not None and job.status == "processing":
+                self._set_job(upstream, job.status, problem)
+
     def set_health(self, base_url: str, is_healthy: bool) -> None:
         for upstream in self.of_origin(base_url):
             self._change(upstream, is_healthy=is_healthy)

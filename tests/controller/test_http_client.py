@@ -105,6 +105,17 @@ def test_silent_upstream_is_an_error_after_the_timeout() -> None:
     assert "0.05" in str(result)
 
 
+def test_name_with_several_addresses_is_told_as_one_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def fail(*_: object, **__: object) -> None:
+        raise OSError(
+            "Multiple exceptions: [Errno 111] Connect ('::1', 1), [Errno 111] Connect ('127.0.0.1', 1)"
+        )
+
+    monkeypatch.setattr(asyncio, "open_connection", fail)
+    with pytest.raises(FetchError, match="^Connection refused$"):
+        asyncio.run(UpstreamClient().get(Upstream(0, "id", "http://localhost:1"), "/", 5.0, 1000))
+
+
 def test_refused_connection_is_an_error() -> None:
     async def run() -> None:
         server = await asyncio.start_server(lambda reader, writer: None, "127.0.0.1", 0)
@@ -113,7 +124,7 @@ def test_refused_connection_is_an_error() -> None:
         await server.wait_closed()
         await UpstreamClient().get(Upstream(0, "id", f"http://127.0.0.1:{port}"), "/", 5.0, 1000)
 
-    with pytest.raises(FetchError):
+    with pytest.raises(FetchError, match="^Connection refused$"):
         asyncio.run(run())
 
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import os
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 
@@ -49,7 +52,7 @@ class PlayedUpstream(UpstreamClient):
         if status is None:
             raise End
         if status == DOWN:
-            raise FetchError("refused")
+            raise FetchError("Connection refused")
         return Answer(status, b"")
 
 
@@ -64,7 +67,8 @@ class Play:
     now_s: float = 0.0
 
     def __post_init__(self) -> None:
-        log = Log("test", "error", stream_fd=-1)
+        self.log_fd = os.memfd_create("log")
+        log = Log("test", is_json=True, stream_fd=self.log_fd)
         self.keeper = RegistryKeeper(
             RegistryBoard(Segment.create("registry", SEGMENT_BYTES)),
             log,
@@ -101,6 +105,15 @@ class Play:
     @property
     def upstream(self) -> Upstream:
         return self.keeper.upstreams[0]
+
+    @property
+    def told(self) -> list[str]:
+        """The problems that were logged, in order."""
+        text = os.pread(self.log_fd, 1 << 20, 0)
+        lines: list[dict[str, Any]] = [json.loads(line) for line in text.splitlines()]
+        found = [line for line in lines if line["event"] == "upstream_unreachable"]
+        assert all((line["level"], line["upstream"]) == ("warn", URL) for line in found)
+        return [line["problem"] for line in found]
 
     def checks(self, result: str) -> float:
         totals = MetricTable(self.cells, 1, build_catalog()).sum_rows({0})
@@ -149,6 +162,24 @@ def test_job_of_an_upstream_that_never_starts_says_failed() -> None:
     job = play.keeper.job(play.upstream)
     assert job is not None
     assert job.status == "failed"
+    assert job.message == f"no successful probe within {STARTUP_LIMIT_S:g} s: Connection refused"
+
+
+def test_problem_is_told_when_it_begins_and_when_it_changes() -> None:
+    play = Play([DOWN, DOWN, 503, 503, OK, DOWN, OK]).run()
+    assert play.told == ["Connection refused", "/health answered 503", "Connection refused"]
+
+
+def test_job_of_an_upstream_that_has_not_answered_says_why() -> None:
+    play = Play([DOWN, DOWN]).run()
+    job = play.keeper.job(play.upstream)
+    assert job is not None
+    assert (job.status, job.message) == ("processing", "Connection refused")
+    play.client.statuses = iter([OK])
+    play.run()
+    job = play.keeper.job(play.upstream)
+    assert job is not None
+    assert (job.status, job.message) == ("completed", "")
 
 
 def test_disabled_health_check_activates_at_once_and_never_probes() -> None:
