@@ -25,7 +25,7 @@ class Listener:
     """``fd``: the shared listening socket; it stays the caller's. ``accept`` makes each client's protocol.
 
     ``has_room``: whether more connections may be held. ``descriptor_limit``: accepting pauses when all but
-    2 % of so many descriptors are in use.
+    2 % of so many descriptors are in use. ``on_error``: hears of each failure to accept.
     """
 
     def __init__(
@@ -37,6 +37,7 @@ class Listener:
         has_room: Callable[[], bool],
         descriptor_limit: int,
         on_pause: Callable[[], None] = lambda: None,
+        on_error: Callable[[], None] = lambda: None,
     ) -> None:
         self._loop = loop
         self._fd = fd
@@ -44,6 +45,7 @@ class Listener:
         self._has_room = has_room
         self._highest_fd = max(8, descriptor_limit - max(8, descriptor_limit // 50))
         self._on_pause = on_pause
+        self._on_error = on_error
         self._socket: socket.socket | None = None
         self._server: asyncio.Server | None = None
         self._opening: asyncio.Task[None] | None = None
@@ -72,6 +74,7 @@ class Listener:
     def check(self) -> None:
         """Notice that the event loop has given up the socket; call some times a second."""
         if self._socket is not None and self._socket.fileno() < 0:
+            self._on_error()
             self._pause()
 
     def _accepted(self) -> asyncio.BaseProtocol:
@@ -107,6 +110,7 @@ class Listener:
         try:
             await self.open()
         except OSError:  # the last descriptor went to somebody else
+            self._on_error()
             self._loop.call_later(PAUSE_SECS, self._try_open)
 
     def _release(self) -> None:

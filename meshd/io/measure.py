@@ -5,6 +5,10 @@ Open labels (model, path, code) are resolved on first use; the metric row bounds
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections.abc import Iterable
+
+from meshd.metrics.catalog import INFLIGHT_AGES
 from meshd.metrics.cells import BufferedHistogram, Counter, MetricRow
 
 _ROUTER = {"router_type": "http"}
@@ -33,6 +37,7 @@ class IoMetrics:
     def __init__(self, row: MetricRow) -> None:
         self._row = row
         self.connections = row.gauge("mesh_http_connections_active")
+        self.accept_errors = row.counter("mesh_http_accept_errors_total")
         self.malformed = row.counter("mesh_http_malformed_requests_total")
         self.disconnects = row.counter("mesh_http_client_disconnects_total")
         self.tickets_granted = row.counter("mesh_http_rate_limit_total", result="allowed")
@@ -55,6 +60,10 @@ class IoMetrics:
             row.buffered_histogram("mesh_router_stage_duration_seconds", stage=name, **_ROUTER)
             for name in ("placement", "upstream_head", "relay")
         )
+        self._inflight_ages = [
+            (float(age), row.gauge("mesh_http_inflight_request_age_count", le=age))
+            for age in INFLIGHT_AGES.split()
+        ]
         self.flush = row.flush
         self._requests: dict[tuple[str, str], tuple[Counter, BufferedHistogram]] = {}
         self._responses: dict[tuple[int, str], Counter] = {}
@@ -92,6 +101,12 @@ class IoMetrics:
                 "mesh_router_upstream_responses_total", status_code=str(status), error_code="", **_ROUTER
             )
         counter.inc()
+
+    def requests_in_flight(self, ages_s: Iterable[float]) -> None:
+        """Refresh how many requests are how old. O(n log n): called once a second."""
+        ages = sorted(ages_s)
+        for limit_s, gauge in self._inflight_ages:
+            gauge.set(bisect_right(ages, limit_s))
 
     def routed(self, model: str, endpoint: str, is_streaming: bool) -> BufferedHistogram:
         """Count a request whose view was delivered; the histogram takes its duration."""

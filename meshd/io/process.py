@@ -52,6 +52,7 @@ from meshd.tls import TlsContext, client_context, server_context
 GC_ALLOCATIONS: Final = 50_000
 SEAT_SECS: Final = 10.0
 TIMER_SECS: Final = 0.1  # how often timers are looked at
+AGES_SECS: Final = 1.0  # how often the ages of running requests are counted
 PREPARE_CHECK_SECS: Final = 0.05  # backstop of the prepare rings
 
 
@@ -100,7 +101,7 @@ class IoProcess:
         gate = Gate(
             Segment.attach(fds["gate"], "gate"),
             manifest.index,
-            topology.metric_rows,
+            topology.io_seats,
             os.getpid(),
             GateLimits(
                 max_concurrent=settings.max_concurrent_requests,
@@ -170,10 +171,12 @@ class IoProcess:
             has_room=self._has_room,
             descriptor_limit=limit,
             on_pause=lambda: self.log.warning("accepting_paused", connections=self.server.connection_count),
+            on_error=self.metrics.accept_errors.inc,
         )
         self._ended: asyncio.Future[int] = loop.create_future()
         self._log_drops = 0
         self._due = time.monotonic()
+        self._ages_due = 0.0
 
     async def run(self) -> int:
         """Serve until told to end; return the exit code."""
@@ -239,7 +242,7 @@ class IoProcess:
         self.services.is_draining = self.server.is_draining = bool(self.board.is_draining)
         self.server.check_timers(now)
         self._listener.check()
-        self._set_gauges()
+        self._set_gauges(now)
         self.pool.sweep()
         self.services.ledger.settle()
         self.metrics.flush()
@@ -250,11 +253,15 @@ class IoProcess:
             self._log_drops = self.log.dropped
         self._loop.call_later(TIMER_SECS, self._tick)
 
-    def _set_gauges(self) -> None:
+    def _set_gauges(self, now: float) -> None:
         director, metrics = self.services.director, self.metrics
         metrics.tickets_held.set(director.held_tickets)
         metrics.requests_waiting.set(director.waiting_requests)
         metrics.body_reserved.set(director.reserved_bytes)
+        if now >= self._ages_due:
+            self._ages_due = now + AGES_SECS
+            exchanges = self.services.exchanges
+            metrics.requests_in_flight([now - exchange.record.started_at for exchange in exchanges])
 
     def _link_spoke(self) -> None:
         for message in self.link.recv():

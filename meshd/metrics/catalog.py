@@ -59,6 +59,7 @@ POLICY: Final = _within(
     "name of a routing policy",
 )
 KIND: Final = closed("kind", "io prepare leader controller")
+INFLIGHT_AGES: Final = "30 60 180 300 600 1200 3600 7200 14400 28800 86400 +Inf"
 MEANING_CODES: Final = (
     "invalid_request tokenizer_not_found tokenizer_input_too_large tokenization_error detokenization_error "
     "unsupported_api unsupported_api_topology stateful_routing_unsupported tokenizer_unavailable"
@@ -106,7 +107,6 @@ def _histogram(name: str, text: str, buckets: tuple[float, ...], *labels: Label)
 
 
 def _http_families(buckets_d: tuple[float, ...]) -> list[Family]:
-    ages = "30 60 180 300 600 1200 3600 7200 14400 28800 86400 +Inf"
     return [
         _counter("mesh_http_requests_total", "Request heads received.", PATH, METHOD),
         _histogram(
@@ -118,7 +118,7 @@ def _http_families(buckets_d: tuple[float, ...]) -> list[Family]:
         ),
         _counter("mesh_http_responses_total", "Final response heads written.", STATUS, ERROR),
         _gauge("mesh_http_connections_active", "Client connections open."),
-        _counter("mesh_http_accept_errors_total", "Connections that could not be accepted."),
+        _counter("mesh_http_accept_errors_total", "Failures to accept connections."),
         _counter("mesh_http_malformed_requests_total", "Requests refused for their framing or head."),
         _counter("mesh_http_client_disconnects_total", "Clients gone before their response ended."),
         _counter(
@@ -129,7 +129,7 @@ def _http_families(buckets_d: tuple[float, ...]) -> list[Family]:
         _gauge(
             "mesh_http_inflight_request_age_count",
             "Requests in flight no older than le seconds.",
-            closed("le", ages),
+            closed("le", INFLIGHT_AGES),
         ),
     ]
 
@@ -288,7 +288,7 @@ def _upstream_families() -> list[Family]:
             "mesh_policy_fallbacks_total",
             "Decisions made without the input their policy needs.",
             closed("policy", "prefix_hash"),
-            closed("reason", "no_tokens"),
+            closed("reason", "no_tokens no_owner"),
         ),
     ]
 

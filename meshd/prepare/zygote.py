@@ -108,6 +108,9 @@ class Leader:
         if loaded.warning:
             self._log.warning("tokenizer engine", message=loaded.warning)
         self._log.info("tokenizer loaded", engine=loaded.engine, path=path)
+        if self._manifest.index == 0:  # every group has loaded it, and their gauges would add up
+            row = MetricRow(self._metrics, self._manifest.seat, self._catalog)
+            row.gauge("mesh_tokenizer_info", tokenizer="default", engine=loaded.engine).set(1)
         return TokenizerSet({"default": loaded})
 
     def _run_worker(self, seat: int) -> None:

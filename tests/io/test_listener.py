@@ -33,7 +33,7 @@ class Scene:
         self.shared = socket.create_server(("127.0.0.1", 0), backlog=100)
         self.held: list[asyncio.Transport] = []
         self.room = 1_000_000
-        self.pauses = 0
+        self.pauses = self.errors = 0
         self.listener = Listener(
             asyncio.get_running_loop(),
             self.shared.fileno(),
@@ -41,10 +41,14 @@ class Scene:
             has_room=lambda: len(self.held) < self.room,
             descriptor_limit=descriptor_limit,
             on_pause=self._paused,
+            on_error=self._failed,
         )
 
     def _paused(self) -> None:
         self.pauses += 1
+
+    def _failed(self) -> None:
+        self.errors += 1
 
     async def greeted(self) -> socket.socket:
         """Connect and wait for the greeting."""
@@ -138,13 +142,13 @@ def test_a_socket_that_the_event_loop_gave_up_is_opened_again() -> None:
     async def run() -> None:
         async with scene() as it:
             it.listener.check()
-            assert repr(it.listener) == "Listener(open)"
+            assert repr(it.listener) == "Listener(open)" and it.errors == 0
             # What the event loop does at an error of accept: it closes its descriptor and tells nobody.
             assert it.listener._server is not None
             it.listener._server.close()
             await it.until(lambda: it.listener._socket is not None and it.listener._socket.fileno() < 0)
             it.listener.check()
-            assert repr(it.listener) == "Listener(paused)"
+            assert repr(it.listener) == "Listener(paused)" and it.errors == 1
             (await it.greeted()).close()
 
     play(run)

@@ -1,0 +1,58 @@
+"""What an I/O process counts, as a scrape would read it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from meshd.io.measure import IoMetrics, error_type
+from meshd.memory import Segment
+from meshd.metrics.catalog import build_catalog
+from meshd.metrics.cells import MetricRow
+from meshd.metrics.layout import segment_size
+from meshd.metrics.table import MetricTable
+
+
+@pytest.fixture
+def counted() -> tuple[IoMetrics, Callable[..., float]]:
+    """The metrics of one process, and a way to read a series: its family, then its label values."""
+    catalog, segment = build_catalog(), Segment.create("metrics", segment_size(1))
+    metrics = IoMetrics(MetricRow(segment, 0, catalog))
+    table = MetricTable(segment, 1, catalog)
+    return metrics, lambda name, *values: table.sum_rows({0}).value(name, *values)
+
+
+def test_requests_in_flight_are_counted_by_the_ages_they_do_not_exceed(counted) -> None:
+    metrics, value = counted
+    metrics.requests_in_flight([100_000.0, 0.5, 30.0, 31.0])
+    found = [value("mesh_http_inflight_request_age_count", le) for le in ("30", "60", "86400", "+Inf")]
+    assert found == [2, 3, 3, 4]
+    metrics.requests_in_flight([])
+    assert value("mesh_http_inflight_request_age_count", "+Inf") == 0
+
+
+def test_every_fallback_of_a_policy_has_a_series(counted) -> None:
+    metrics, value = counted
+    for reason in ("no_tokens", "no_owner"):
+        metrics.fallback("prefix_hash", reason)
+        assert value("mesh_policy_fallbacks_total", "prefix_hash", reason) == 1
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "kind"),
+    [
+        (404, "", "no_workers"),
+        (408, "request_timeout", "timeout"),
+        (504, "", "timeout"),
+        (429, "", "rate_limited"),
+        (400, "", "validation_error"),
+        (501, "unsupported_api", "validation_error"),
+        (501, "", "backend_error"),
+        (500, "internal_error", "internal_error"),
+        (500, "", "backend_error"),
+        (503, "no_workers", "backend_error"),
+    ],
+)
+def test_error_type_follows_from_the_status_and_from_whose_error_it_is(status, code, kind) -> None:
+    assert error_type(status, code) == kind
