@@ -64,7 +64,7 @@ class Controller:
                 settings.ca_cert_paths, settings.client_cert_path, settings.client_key_path
             )
         )
-        admission = Cells(Segment.attach(fds["gate"], "gate"), None, self._topology.metric_rows)
+        admission = Cells(Segment.attach(fds["gate"], "gate"), None, self._topology.io_seats)
         self._sweeper = Sweeper(self._board, self._topology, self._loads, admission, log)
 
     async def run(self) -> None:
@@ -187,7 +187,7 @@ def main(argv: Sequence[str]) -> int:
     try:
         manifest = start_child(argv)
     except StartupError as exc:
-        print(f"meshd: {exc}", file=sys.stderr)
+        sys.stderr.write(f"meshd: {exc}\n")
         return exc.exit_code
     settings = Settings.from_dict(manifest.settings)
     log = Log("ctl", settings.log_level, settings.json_log, log_dir=settings.log_dir)

@@ -20,17 +20,16 @@ class NodeMemory:
 
     def __init__(self, topology: Topology) -> None:
         io_seats, prepare_seats = range(topology.io_seats), range(topology.prepare_seats)
-        rows = topology.metric_rows
         self.board = ProcessBoard.create(topology.board_seats)
         self._segments = {
             "board": self.board.segment,
             "rings": create_rings(topology.io_seats, topology.prepare_seats),
-            "metrics": Segment.create("metrics", metric_cells.segment_size(rows)),
+            "metrics": Segment.create("metrics", metric_cells.segment_size(topology.metric_rows)),
             "load": Segment.create(
                 load.SEGMENT_KIND, load.segment_bytes(topology.io_seats, topology.max_upstreams)
             ),
             "registry": Segment.create(registry.SEGMENT_KIND, registry.SEGMENT_BYTES),
-            "gate": Segment.create(gate.SEGMENT_KIND, gate.segment_size(rows)),
+            "gate": Segment.create(gate.SEGMENT_KIND, gate.segment_size(topology.io_seats)),
         }
         self._slabs = {f"slab{seat}": Segment.create(SLAB_KIND, topology.slab_bytes) for seat in io_seats}
         self._io_bells = {f"bell_io{seat}": _eventfd() for seat in io_seats}
