@@ -19,6 +19,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Final
 
+from meshd.config.checks import expand_cpu_list
 from meshd.errors import StartupError
 
 SYSFS: Final = Path("/sys/devices/system")
@@ -88,7 +89,7 @@ def _given(flag: str, text: str, available: Collection[int]) -> tuple[int, ...]:
     if not text:
         return ()
     try:
-        cpus = parse_cpu_list(text)
+        cpus = expand_cpu_list(text)
     except ValueError as error:
         raise StartupError(f"{flag}: {error}", 2) from error
     missing = sorted(set(cpus) - set(available))
@@ -217,20 +218,6 @@ def cap_by_quota(
     return topology.order(rotated[:budget])
 
 
-def parse_cpu_list(text: str) -> tuple[int, ...]:
-    """Parse ``0-7,16`` (the kernel's list format, ascending ranges). Raises ValueError with the bad part."""
-    cpus: set[int] = set()
-    for part in text.split(","):
-        first, dash, last = part.strip().partition("-")
-        if not first.isdecimal() or (dash and not last.isdecimal()):
-            raise ValueError(f"{part.strip()!r} is not a CPU or a range; write a list such as 0-7,16")
-        low, high = int(first), int(last or first)
-        if high < low or high > 65535:
-            raise ValueError(f"{part.strip()!r} is not an ascending range of CPUs")
-        cpus.update(range(low, high + 1))
-    return tuple(sorted(cpus))
-
-
 def format_cpu_list(cpus: Iterable[int]) -> str:
     """Write CPUs as ``0-7,16``."""
     parts: list[str] = []
@@ -250,10 +237,10 @@ def read_topology(cpus: Iterable[int], sysfs: Path = SYSFS) -> CpuTopology:
     node_of: dict[int, int] = {}
     for cpu in cpus:
         siblings = _read(sysfs / f"cpu/cpu{cpu}/topology/thread_siblings_list")
-        core_of[cpu] = parse_cpu_list(siblings)[0] if siblings else cpu
+        core_of[cpu] = expand_cpu_list(siblings)[0] if siblings else cpu
     for directory in sysfs.glob("node/node[0-9]*"):
         listed = _read(directory / "cpulist")
-        for cpu in parse_cpu_list(listed) if listed else ():
+        for cpu in expand_cpu_list(listed) if listed else ():
             node_of[cpu] = int(directory.name.removeprefix("node"))
     return CpuTopology(core_of, node_of)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import ctypes
 import os
 import signal
 import socket
@@ -18,11 +17,10 @@ from meshd.backend.connection import Connection
 from meshd.backend.faults import Faults, parse_faults
 from meshd.backend.service import Options, Service
 from meshd.backend.wire import DateLine
+from meshd.control import die_with_parent
 from meshd.errors import StartupError
 
 BACKLOG: Final = 1024
-
-_PR_SET_PDEATHSIG = 1
 
 
 def main(argv: Sequence[str]) -> int:
@@ -30,11 +28,11 @@ def main(argv: Sequence[str]) -> int:
     arguments = build_parser().parse_args(argv)
     try:
         if arguments.die_with_parent:
-            die_with_parent()
+            die_with_parent(os.getppid())
         listener = open_listener(arguments)
         options = options_of(arguments)
     except StartupError as error:
-        print(f"meshd backend: {error}", file=sys.stderr)
+        sys.stderr.write(f"meshd backend: {error}\n")
         return error.exit_code
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(serve(listener, options))
@@ -47,20 +45,20 @@ def build_parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("--host", default="127.0.0.1", help="address to listen on (%(default)s)")
-    add("--port", type=_number(0, 65535), default=18000, help="port, 0 = chosen by the system (%(default)s)")
-    add("--listen-fd", type=_number(0), metavar="N", help="inherited listening socket, instead of a port")
+    add("--port", type=_Number(0, 65535), default=18000, help="port, 0 = chosen by the system (%(default)s)")
+    add("--listen-fd", type=_Number(0), metavar="N", help="inherited listening socket, instead of a port")
     add("--die-with-parent", action="store_true", help="end when the parent process ends")
     add("--model", action="append", metavar="ID", help="served model, repeatable (meshd-demo)")
     add("--api-key", metavar="KEY", help="key that requests must carry")
-    add("--ranks", type=_number(1), default=1, help="data-parallel ranks to report (%(default)s)")
-    add("--embedding-dimensions", type=_number(1, 4096), default=16, help="vector size (%(default)s)")
-    add("--token-delay-ms", type=_number(0), default=0, help="wait before each event (%(default)s)")
+    add("--ranks", type=_Number(1), default=1, help="data-parallel ranks to report (%(default)s)")
+    add("--embedding-dimensions", type=_Number(1, 4096), default=16, help="vector size (%(default)s)")
+    add("--token-delay-ms", type=_Number(0), default=0, help="wait before each event (%(default)s)")
     add(
-        "--first-token-delay-ms", type=_number(0), default=0, help="wait before the first event (%(default)s)"
+        "--first-token-delay-ms", type=_Number(0), default=0, help="wait before the first event (%(default)s)"
     )
     add(
         "--capacity",
-        type=_number(0),
+        type=_Number(0),
         default=0,
         help="requests at once, more get 429; 0 = no bound (%(default)s)",
     )
@@ -108,16 +106,6 @@ def open_listener(arguments: argparse.Namespace) -> socket.socket:
         raise StartupError(f"cannot listen on {place}: {error.strerror or error}") from error
 
 
-def die_with_parent() -> None:
-    """Ask the kernel to kill this process when its parent dies, and leave if that has happened already."""
-    parent = os.getppid()
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0) != 0:
-        raise StartupError(f"prctl(PR_SET_PDEATHSIG) failed: {os.strerror(ctypes.get_errno())}")
-    if os.getppid() != parent:
-        raise StartupError("the parent process has ended")
-
-
 async def serve(listener: socket.socket, options: Options) -> None:
     """Serve on ``listener`` until a signal; connections still open then are dropped."""
     loop = asyncio.get_running_loop()
@@ -138,14 +126,10 @@ def url_of(listener: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def _number(low: int, high: int = 2**31 - 1) -> _Number:
-    return _Number(low, high)
-
-
 class _Number:
     """An argparse type: an integer within bounds."""
 
-    def __init__(self, low: int, high: int) -> None:
+    def __init__(self, low: int, high: int = 2**31 - 1) -> None:
         self._low, self._high = low, high
 
     def __call__(self, text: str) -> int:

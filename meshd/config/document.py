@@ -26,8 +26,8 @@ their sources.
 | number | decimal; `_` allowed | the same | number |
 | list | `--x a b --x c` (repeats add up) | separated by spaces | array |
 
-"Takes effect" tells when a change acts: *restart* only with a new start of meshd. SIGHUP reads the configuration
-and logs the names of all settings that differ; it also opens the log anew and reads the files of section TLS.
+"Takes effect" tells when a change acts: *restart* only with a new start of meshd. SIGHUP names the settings
+that differ in the log; besides, it opens the log anew and reads the files of section TLS.
 """
 _UNSUPPORTED: Final = """\
 ## Flags of other routers that meshd lacks

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 
 from meshd.metrics.catalog import BUCKETS_D, BUCKETS_F, build_catalog
@@ -57,4 +58,4 @@ def _values(label: Label) -> str:
 
 
 if __name__ == "__main__":
-    print(metrics_page(build_catalog()), end="")
+    sys.stdout.write(metrics_page(build_catalog()))

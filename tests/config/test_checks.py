@@ -85,3 +85,10 @@ def test_origins_are_kept_as_browsers_write_them() -> None:
 
 def test_a_cpu_list_is_expanded_once_and_in_order() -> None:
     assert checks.expand_cpu_list("4,0-2,1") == (0, 1, 2, 4)
+    assert checks.expand_cpu_list("0-2,16,4-4") == (0, 1, 2, 4, 16)
+
+
+@pytest.mark.parametrize("text", ["", "a", "1-", "-1", "3-1", "0,,2", "0-99999999"])
+def test_a_bad_cpu_list_is_refused(text: str) -> None:
+    with pytest.raises(ValueError):
+        checks.expand_cpu_list(text)
