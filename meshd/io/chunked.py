@@ -19,6 +19,7 @@ MAX_FRAMING_EXCESS_BYTES: Final = 1 << 20  # by which framing may exceed the dat
 
 # RFC 9112 allows white space before the semicolon; readers that disagree about it can be played off, so none.
 _CHUNK_SIZE: Final = re.compile(rb"([0-9A-Fa-f]{1,16})(?:;[\t -~\x80-\xff]*)?")
+_PLAIN_SIZE_LINE: Final = re.compile(rb"([0-9A-Fa-f]{1,16})\r\n")
 _TRAILER_LINE: Final = re.compile(TOKEN_BYTE + rb"+:[\t -~\x80-\xff]*")
 
 _SIZE, _DATA, _DATA_END, _TRAILER = range(4)
@@ -98,6 +99,28 @@ class ChunkedDecoder:
                 self.rest = data[at:]
                 break
         return pieces
+
+    def pass_whole(self, data: bytes, ending: bytes) -> int:
+        """Return the payload bytes of ``data`` if it is whole chunks, each of which ends with ``ending``.
+
+        0 if it is anything else, the last chunk included, or if the decoder stands within a chunk; nothing was
+        consumed then. Such data can be relayed as it stands: its framing is what we would write.
+        """
+        if self._state != _SIZE or self._line:
+            return 0
+        at, payload = 0, 0
+        while at < len(data):
+            line = _PLAIN_SIZE_LINE.match(data, at)
+            if line is None:
+                return 0
+            length = int(line[1], 16)
+            end = line.end() + length
+            if not length or data[end : end + 2] != b"\r\n" or not data.endswith(ending, line.end(), end):
+                return 0
+            payload += length
+            at = end + 2
+        self._account(len(data) - 2 * payload)
+        return payload
 
     def _account(self, framing_bytes: int) -> None:
         self.excess_bytes += framing_bytes

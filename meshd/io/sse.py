@@ -107,14 +107,15 @@ class SseRelay:
         "_at_terminal",
         "_carry",
         "_held",
+        "_last_number",
         "_marks",
+        "_passed",
         "has_ended",
         "has_error_event",
         "has_first_token",
         "has_sent_partial",
         "is_observing",
         "is_success",
-        "last_sequence_number",
         "usage",
     )
 
@@ -129,7 +130,8 @@ class SseRelay:
         self.has_ended = False  # the API's own end of stream was seen
         self.is_success = False
         self.has_error_event = False
-        self.last_sequence_number = -1
+        self._last_number = -1
+        self._passed = b""  # the last block that was not looked into
         self.usage = Usage()
 
     def __repr__(self) -> str:
@@ -141,6 +143,35 @@ class SseRelay:
     @property
     def has_held(self) -> bool:
         return bool(self._held)
+
+    @property
+    def last_sequence_number(self) -> int:
+        """The last ``sequence_number`` of a Responses stream, -1 before the first."""
+        if self._passed:
+            self._note_sequence(self._passed)
+        return self._last_number
+
+    def _note_sequence(self, block: bytes) -> None:
+        self._passed = b""
+        numbers = _SEQUENCE.findall(block)
+        if numbers:
+            self._last_number = int(numbers[-1])
+
+    def may_pass(self, data: bytes) -> bool:
+        """Whether whole events may pass unseen: nothing is held, and nothing in ``data`` is of interest.
+
+        ``data`` may still have its chunk framing, if every chunk holds whole events.
+        """
+        if self._held or self.has_sent_partial:
+            return False
+        return not self.is_observing or (
+            not self.has_ended and self.has_first_token and self._marks.search(data) is None
+        )
+
+    def passed(self, data: bytes) -> None:
+        """Note that ``data`` was relayed unseen."""
+        if self._api == "responses":
+            self._passed = data
 
     def feed(self, data: bytes) -> bytes:
         """Return what may be relayed now; bytes of an incomplete event stay here."""
@@ -183,9 +214,9 @@ class SseRelay:
     def _observe(self, block: bytes) -> None:
         needs_parse = not self.has_first_token or self._marks.search(block) is not None
         if self._api == "responses":
-            numbers = _SEQUENCE.findall(block)
-            if numbers:
-                self.last_sequence_number = int(numbers[-1])
+            if self._passed:
+                self._note_sequence(self._passed)
+            self._note_sequence(block)
         if not needs_parse:
             return
         for event in split_events(block):

@@ -53,6 +53,10 @@ class UpstreamFailure(Exception):
 class BodySink(Protocol):
     """Where the body of a response goes, as it arrives."""
 
+    def pass_chunks(self, data: bytes, decoder: ChunkedDecoder) -> bool:
+        """Take ``data`` with its framing if it can be relayed as it stands; else it comes as payload."""
+        ...
+
     def body_data(self, data: bytes) -> None: ...
 
     def body_end(self) -> None: ...
@@ -316,6 +320,8 @@ class UpstreamConnection(asyncio.Protocol):
     def _read_chunked(self, data: bytes) -> None:
         assert self._chunked is not None
         try:
+            if self._sink is not None and self._sink.pass_chunks(data, self._chunked):
+                return
             pieces = self._chunked.feed(data)
         except ChunkedError as error:
             self.fail("upstream_protocol_error", str(error))

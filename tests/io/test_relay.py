@@ -666,3 +666,51 @@ def test_repr_tells_the_state():
         assert repr(it.relay) == "Relay(chunked out=3 outcome=completed None)"
 
     play(run)
+
+
+CHUNKED_STREAM = {
+    "openai": b'data: {"choices":[{"delta":{"content":"a"}}]}\n\n' * 4
+    + b'data: {"choices":[],"usage":{"prompt_tokens":3,"completion_tokens":4}}\n\ndata: [DONE]\n\n',
+    "responses": b"".join(
+        b'data: {"type":"response.output_text.delta","delta":"x","sequence_number":%d}\n\n' % n
+        for n in range(6)
+    ),
+}
+
+
+@pytest.mark.parametrize("api", CHUNKED_STREAM)
+@pytest.mark.parametrize("events_a_chunk", [1, 2, 3])
+@pytest.mark.parametrize("chunks_a_read", [1, 2, 5])
+def test_whole_events_in_their_own_chunks_pass_as_they_stand_and_count_alike(
+    api, events_a_chunk, chunks_a_read
+):
+    """The short cut for whole chunks and the long way must not differ in anything."""
+    events = [e + b"\n\n" for e in CHUNKED_STREAM[api].split(b"\n\n") if e]
+    payloads = [b"".join(events[i : i + events_a_chunk]) for i in range(0, len(events), events_a_chunk)]
+    chunks = [b"%X\r\n%b\r\n" % (len(p), p) for p in payloads]
+    reads = [b"".join(chunks[i : i + chunks_a_read]) for i in range(0, len(chunks), chunks_a_read)]
+
+    async def run(pieces: list[bytes]) -> tuple[object, ...]:
+        head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+        it = await Scene(dialect=api, sse=SseRelay(api), upstream_head=head, framing="chunked").begin()
+        for piece in pieces:
+            it.transport.receive(piece)
+        sse = it.relay._sse
+        assert sse is not None
+        facts = (
+            it.body,
+            it.relay.bytes_out,
+            sse.usage.output_tokens,
+            sse.has_ended,
+            sse.last_sequence_number,
+        )
+        it.task.cancel()
+        return facts
+
+    async def both() -> None:
+        wire = b"".join(chunks)
+        byte_by_byte = await run([wire[i : i + 1] for i in range(len(wire))])
+        assert await run(reads) == byte_by_byte
+        assert byte_by_byte[0] == CHUNKED_STREAM[api]
+
+    play(both)

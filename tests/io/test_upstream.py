@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from meshd.io.http1 import ResponseHead
+from meshd.io.chunked import ChunkedDecoder
 from meshd.io.upstream import MAX_UNATTACHED_BYTES, UpstreamConnection, UpstreamFailure
 from tests.fakes.transport import FakeClock, FakeTransport
 
@@ -21,6 +22,9 @@ class Sink:
     def __init__(self) -> None:
         self.body = b""
         self.end = ""
+
+    def pass_chunks(self, data: bytes, decoder: ChunkedDecoder) -> bool:
+        return False
 
     def body_data(self, data: bytes) -> None:
         assert not self.end
