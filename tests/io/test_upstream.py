@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from meshd.io.http1 import ResponseHead
 from meshd.io.chunked import ChunkedDecoder
+from meshd.io.http1 import ResponseHead
 from meshd.io.upstream import MAX_UNATTACHED_BYTES, UpstreamConnection, UpstreamFailure
 from tests.fakes.transport import FakeClock, FakeTransport
 
