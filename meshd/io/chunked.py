@@ -103,8 +103,8 @@ class ChunkedDecoder:
     def pass_whole(self, data: bytes, ending: bytes) -> int:
         """Return the payload bytes of ``data`` if it is whole chunks, each of which ends with ``ending``.
 
-        0 if it is anything else, the last chunk included, or if the decoder stands within a chunk; then nothing
-        was consumed. Such data can be relayed as it stands: its framing is what we would write.
+        0 if it is anything else, the last chunk included, or if the decoder stands within a chunk. Nothing
+        was consumed then. Such data can be relayed as it stands: its framing is what we would write.
         """
         if self._state != _SIZE or self._line:
             return 0
