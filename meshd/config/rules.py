@@ -6,6 +6,7 @@ A rule is asked only if every setting that it names was read without fault: one 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
@@ -16,6 +17,9 @@ from meshd.errors import StartupError
 
 Sources = Mapping[str, str]
 _WILDCARDS: Final = ("0.0.0.0", "::")
+_TOKEN_POLICIES: Final = frozenset({"prefix_hash"})
+_HUB_ID: Final = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?(?<!\.json)")
+_LOOK_BYTES: Final = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,9 +39,10 @@ def broken_rules(settings: Settings, sources: Sources, failed: Collection[str]) 
 def warnings_of(settings: Settings, sources: Sources) -> list[str]:
     """Return what is allowed, but probably not meant."""
     return [
+        *_no_upstream(settings),
+        *_base_path_of_the_api(settings),
         *_one_upstream(settings, sources),
         *_smaller_body_memory(settings, sources),
-        *_no_tokenizer(settings),
     ]
 
 
@@ -109,6 +114,41 @@ def _chat_template(settings: Settings, sources: Sources) -> Iterator[str]:
             yield f"--chat-template: {path}: cannot be read: {exc.strerror}"
 
 
+def _tokens(settings: Settings, sources: Sources) -> Iterator[str]:
+    has_tokenizer = settings.tokenizer_path or settings.model_path or settings.demo  # --demo brings its own
+    if settings.policy in _TOKEN_POLICIES and not has_tokenizer:
+        yield (
+            f"--policy {settings.policy} reads tokens: give --tokenizer-path or --model-path, or choose"
+            " another --policy"
+        )
+
+
+def _tokenizer(settings: Settings, sources: Sources) -> Iterator[str]:
+    """Look at the tokenizer that is taken; loading it, and all its other faults, is its leader's."""
+    flag = "--tokenizer-path" if settings.tokenizer_path else "--model-path"
+    path = settings.tokenizer_path or settings.model_path
+    problem = _tokenizer_problem(path) if path else ""
+    if problem:
+        yield f"{flag}: {path}{problem}"
+
+
+def _tokenizer_problem(path: str) -> str:
+    """Return what is wrong, to follow the path, or nothing."""
+    file = os.path.join(path, "tokenizer.json") if os.path.isdir(path) else path
+    try:
+        with open(file, "rb") as opened:
+            is_object = opened.read(_LOOK_BYTES).lstrip().startswith(b"{")
+    except FileNotFoundError:
+        if file != path:
+            return ": has no tokenizer.json"
+        if _HUB_ID.fullmatch(path):
+            return " is not a path; meshd downloads nothing, give a directory or a tokenizer.json"
+        return ": no such file or directory"
+    except (OSError, ValueError) as exc:
+        return f": cannot be read: {getattr(exc, 'strerror', None) or exc}"
+    return "" if is_object else " is not valid JSON"
+
+
 def _log_dir(settings: Settings, sources: Sources) -> Iterator[str]:
     path = settings.log_dir
     if path and not (os.path.isdir(path) and os.access(path, os.W_OK | os.X_OK)):
@@ -148,6 +188,17 @@ def _fault_of(load: Callable[[], object]) -> Iterator[str]:
         yield str(exc)
 
 
+def _no_upstream(settings: Settings) -> Iterator[str]:
+    if not _urls(settings) and not settings.demo:
+        yield "no servers: give --worker-urls, [[workers]] or --demo"
+
+
+def _base_path_of_the_api(settings: Settings) -> Iterator[str]:
+    for url in _urls(settings):
+        if url.endswith("/v1"):  # the base URL of clients; here requests would go to /v1/v1/...
+            yield f"{url!r} ends in /v1: give the server's root, {url.removesuffix('/v1')}"
+
+
 def _one_upstream(settings: Settings, sources: Sources) -> Iterator[str]:
     is_chosen = sources["policy"] != "default"
     if is_chosen and settings.policy == "power_of_two" and len(_urls(settings)) + settings.demo == 1:
@@ -162,12 +213,6 @@ def _smaller_body_memory(settings: Settings, sources: Sources) -> Iterator[str]:
         )
 
 
-def _no_tokenizer(settings: Settings) -> Iterator[str]:
-    path = settings.tokenizer_path
-    if path and not os.path.exists(path):
-        yield f"--tokenizer-path: {path} does not exist: prompts are not tokenized"
-
-
 RULES: Final[tuple[Rule, ...]] = (
     Rule(("host", "port", "prometheus_host", "prometheus_port"), _listeners),
     Rule(("max_payload_size", "body_memory_bytes"), _body_memory),
@@ -177,6 +222,8 @@ RULES: Final[tuple[Rule, ...]] = (
     Rule(("worker_urls", "workers"), _equal_upstreams),
     Rule(("io_cpus", "prepare_cpus"), _cpu_overlap),
     Rule(("chat_template",), _chat_template),
+    Rule(("policy", "tokenizer_path", "model_path", "demo"), _tokens),
+    Rule(("tokenizer_path", "model_path"), _tokenizer),
     Rule(("log_dir",), _log_dir),
     Rule(("tls_cert_path", "tls_key_path"), _server_tls),
     Rule(("ca_cert_paths", "client_cert_path", "client_key_path"), _client_tls),

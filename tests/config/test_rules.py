@@ -62,7 +62,7 @@ def test_settings_that_do_not_fit_together_are_refused(argv: str, words: str) ->
     ],
 )
 def test_settings_at_the_edge_are_accepted_without_a_warning(argv: str) -> None:
-    assert load_settings(argv.split(), {}).warnings == ()
+    assert load_settings([*argv.split(), "--worker-urls", "http://a"], {}).warnings == ()
 
 
 def test_an_upstream_may_not_stand_in_a_table_and_in_the_list(tmp_path: Path) -> None:
@@ -79,10 +79,46 @@ def test_two_choices_with_one_upstream_are_warned_of_when_chosen() -> None:
 
 
 def test_a_body_bound_above_the_body_memory_is_only_a_warning_when_defaulted() -> None:
-    result = load_settings(["--body-memory-bytes", "1048576"], {})
+    result = load_settings(["--body-memory-bytes", "1048576", "--demo", "1"], {})
     assert "the smaller is the bound" in result.warnings[0]
     assert result.settings.max_payload_size == 536870912
 
 
-def test_a_tokenizer_that_is_not_there_is_a_warning() -> None:
-    assert "does not exist" in load_settings(["--tokenizer-path", "/nowhere"], {}).warnings[0]
+def test_a_policy_that_reads_tokens_needs_a_tokenizer(tmp_path: Path) -> None:
+    assert errors("--policy", "prefix_hash") == (
+        "--policy prefix_hash reads tokens: give --tokenizer-path or --model-path, or choose another --policy"
+    )
+    (tmp_path / "tokenizer.json").write_text("{}")
+    for more in (["--tokenizer-path", str(tmp_path)], ["--model-path", str(tmp_path)], ["--demo", "1"]):
+        assert load_settings(["--policy", "prefix_hash", *more], {}).settings.policy == "prefix_hash"
+
+
+def test_a_tokenizer_that_cannot_be_one_is_refused_with_what_is_wrong(tmp_path: Path) -> None:
+    file = tmp_path / "tokenizer.json"
+    assert errors("--tokenizer-path", str(file)) == f"--tokenizer-path: {file}: no such file or directory"
+    assert errors("--model-path", str(tmp_path)) == f"--model-path: {tmp_path}: has no tokenizer.json"
+    file.write_text("version https://git-lfs\n")
+    assert errors("--tokenizer-path", str(file)) == f"--tokenizer-path: {file} is not valid JSON"
+    assert errors("--tokenizer-path", str(tmp_path)) == f"--tokenizer-path: {tmp_path} is not valid JSON"
+    file.write_text('\n {"version": "1.0"}')
+    for path in (file, tmp_path):
+        load_settings(["--tokenizer-path", str(path)], {})
+    load_settings(["--tokenizer-path", str(file), "--model-path", "/nowhere"], {})  # the first one wins
+
+
+@pytest.mark.parametrize("name", ["meta-llama/Llama-3.1-8B", "gpt2"])
+def test_a_name_of_a_hub_is_told_to_be_no_path(name: str) -> None:
+    words = "is not a path; meshd downloads nothing, give a directory or a tokenizer.json"
+    assert errors("--tokenizer-path", name) == f"--tokenizer-path: {name} {words}"
+    assert errors("--tokenizer-path", "m1/tokenizer.json").endswith(": no such file or directory")
+
+
+def test_a_node_without_servers_is_warned_of() -> None:
+    assert load_settings([], {}).warnings == ("no servers: give --worker-urls, [[workers]] or --demo",)
+    assert load_settings(["--demo", "1"], {}).warnings == ()
+
+
+def test_a_server_given_by_the_base_url_of_its_api_is_warned_of() -> None:
+    assert load_settings(["--worker-urls", "http://a:8000/v1/", "http://b/llm"], {}).warnings == (
+        "'http://a:8000/v1' ends in /v1: give the server's root, http://a:8000",
+    )

@@ -62,8 +62,10 @@ def test_a_key_with_hyphens_is_the_same_key(file: Path) -> None:
 
 
 def test_the_example_of_the_documentation_is_read(file: Path) -> None:
+    file.with_name("tokenizer.json").write_text("{}")
     file.write_text(
         'host = "0.0.0.0"\npolicy = "prefix_hash"\nmax_concurrent_requests = 512\n'
+        f'tokenizer_path = "{file.parent}"\n'
         '[[workers]]\nurl = "http://10.0.0.1:8000/"\napi_key = "k-7f21"\nmodel_id = "m1"\n'
         'labels = { "mesh.apis" = "/v1/responses" }\n[[workers]]\nurl = "http://10.0.0.2:8000"\n'
     )
