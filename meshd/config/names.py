@@ -7,7 +7,7 @@ from difflib import get_close_matches
 from typing import Final
 
 # Below this likeness a proposal misleads more than it helps.
-_CUTOFF: Final = 0.4
+_CUTOFF: Final = 0.6
 
 
 def unknown(what: str, name: str, known: Iterable[str], prefix: str = "") -> str:

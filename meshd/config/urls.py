@@ -9,6 +9,7 @@ from urllib.parse import SplitResult, urlsplit
 
 _HOST_NAME: Final = re.compile(r"[a-z0-9_]([a-z0-9_-]*[a-z0-9_])?(\.[a-z0-9_]([a-z0-9_-]*[a-z0-9_])?)*\.?")
 _BASE_PATH: Final = re.compile(r"[A-Za-z0-9/._~!$&'()*+,;=:@%-]*")
+_SECOND_URL: Final = re.compile(r",https?://", re.IGNORECASE)
 
 
 def normalize_url(url: str) -> str:
@@ -20,6 +21,8 @@ def normalize_url(url: str) -> str:
     _check_scheme(url, parts.scheme)
     if "@" in parts.netloc:
         raise ValueError("an upstream URL has no user or password: give the key by api_key")
+    if _SECOND_URL.search(url):  # commas, slashes and colons are legal in a path
+        raise ValueError(f"{url!r} is more than one URL")
     # urlsplit drops an empty query or fragment, so the text itself is asked.
     if "?" in url or "#" in url:
         raise ValueError(

@@ -30,8 +30,30 @@ def from_text(setting: Setting, text: str) -> Any:
 
 def from_words(setting: Setting, words: Sequence[str]) -> Any:
     """Read the items of a list given as words, and check it."""
+    try:
+        return _from_items(setting, words)
+    except ValueError as exc:
+        if _is_parted_by_commas(setting, words):
+            raise ValueError(f"separate {_plural(setting)} by spaces, not commas") from exc
+        raise
+
+
+def _from_items(setting: Setting, words: Sequence[str]) -> Any:
     kind = Kind.NUMBER if setting.kind is Kind.NUMBERS else Kind.TEXT
     return check(setting, tuple(_read(kind, word) for word in words))
+
+
+def _is_parted_by_commas(setting: Setting, words: Sequence[str]) -> bool:
+    items = ",".join(words).split(",")
+    try:
+        _from_items(setting, [item for item in items if item])
+    except ValueError:
+        return False
+    return len(items) > len(words)
+
+
+def _plural(setting: Setting) -> str:
+    return "URLs" if setting.metavar == "URL" else f"{setting.metavar or 'number'}s".lower()
 
 
 def from_file(setting: Setting, value: object) -> Any:

@@ -14,6 +14,7 @@ from meshd.config.urls import normalize_url
         ("http://[FE80::1]:80", "http://[fe80::1]:80"),
         ("http://10.0.0.1", "http://10.0.0.1"),
         ("http://a_b-c.svc.:1/", "http://a_b-c.svc.:1"),
+        ("http://h/a,b", "http://h/a,b"),
     ],
 )
 def test_normal_form(url: str, normal: str) -> None:
@@ -42,6 +43,7 @@ def test_normal_form(url: str, normal: str) -> None:
         ("http://h\n", "space or control"),
         ("http://[::1", "not a URL"),
         ("http://[::g]", "not"),
+        ("http://a/x,http://b", "more than one URL"),
         ("http://a..b", "not a host name"),
         ("http://hé", "not a host name"),
         ("http://h/é", "percent-encoded"),

@@ -58,6 +58,26 @@ def test_text_out_of_syntax_or_bounds_is_refused(name: str, text: str) -> None:
         from_text(_BY_NAME[name], text)
 
 
+@pytest.mark.parametrize(
+    ("name", "text", "words"),
+    [
+        ("worker_urls", "http://a:1,http://b:2", "separate URLs by spaces, not commas"),
+        ("worker_urls", "http://a, http://b", "separate URLs by spaces, not commas"),
+        ("worker_urls", "http://a/x,http://b", "separate URLs by spaces, not commas"),
+        ("request_id_headers", "x-a,x-b", "separate names by spaces, not commas"),
+        ("prometheus_duration_buckets", "1,2", "separate numbers by spaces, not commas"),
+        ("worker_urls", "http://a,ftp://b", "'http://a,ftp://b' has no host|is not a host name"),
+    ],
+)
+def test_a_list_with_commas_is_told_how_to_be_written(name: str, text: str, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        from_text(_BY_NAME[name], text)
+
+
+def test_a_comma_within_an_item_is_kept() -> None:
+    assert from_text(_BY_NAME["worker_urls"], "http://a/x,y http://b") == ("http://a/x,y", "http://b")
+
+
 def test_another_policy_is_refused_with_those_there_are() -> None:
     with pytest.raises(ValueError, match="'cache_aware' is not one of random, round_robin, power_of_two"):
         from_text(_BY_NAME["policy"], "cache_aware")
