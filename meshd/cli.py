@@ -60,8 +60,10 @@ def _launch(words: list[str]) -> int:
         sys.stdout.write(f"meshd {__version__}\n")
         return 0
     if result.wants_print_config:
+        from meshd.supervisor.node import derived_settings
+
         sys.stderr.writelines(f"meshd: warning: {line}\n" for line in result.warnings)
-        sys.stdout.write(config_text(result))
+        sys.stdout.write(config_text(result, derived_settings(result.settings)))
         return 0
     return _run(words, result)
 

@@ -99,6 +99,7 @@ def test_print_config_prints_the_settings_and_starts_nothing(
     out = capsys.readouterr().out.splitlines()
     assert "port = 8  # flag" in out and "queue_size = 3  # env" in out
     assert 'api_key = "***"  # flag' in out
+    assert any(line.startswith("io_processes = ") and line.endswith("# derived") for line in out)
     assert called.args == []
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import groupby
 from typing import Any, Final
 
@@ -36,12 +36,16 @@ _PLACES: Final = (
 )
 
 
-def config_text(result: LoadResult) -> str:
-    """Return one line for each setting, ``name = value  # source``; a TOML file by itself."""
+def config_text(result: LoadResult, derived: Mapping[str, Any]) -> str:
+    """Return one line for each setting, ``name = value  # source``; a TOML file by itself.
+
+    ``derived``: values that this host gives to settings which leave it to the host.
+    """
     lines = []
     for setting in SETTINGS:
-        value = to_toml(getattr(result.settings, setting.name), setting.is_secret)
-        lines.append(f"{setting.name} = {value}  # {result.sources[setting.name]}\n")
+        name = setting.name
+        value = to_toml(derived.get(name, getattr(result.settings, name)), setting.is_secret)
+        lines.append(f"{name} = {value}  # {'derived' if name in derived else result.sources[name]}\n")
     return "".join(lines)
 
 

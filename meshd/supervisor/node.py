@@ -98,8 +98,7 @@ def _plan(settings: Settings, available: tuple[int, ...], topology: CpuTopology)
 def _complete(settings: Settings, sockets: Sockets) -> tuple[Settings, list[str]]:
     """Fill in what stands for "derive it", and what --demo adds."""
     warnings = []
-    body_memory = settings.body_memory_bytes or default_body_memory(_ram_bytes(), cgroup.memory_limit())
-    payload = min(settings.max_payload_size, body_memory)
+    body_memory, payload = _body_bounds(settings)
     if payload < settings.max_payload_size and not settings.body_memory_bytes:
         warnings.append(f"request bodies are bounded by the {body_memory} bytes of body memory on this host")
     urls = [f"http://127.0.0.1:{backend.getsockname()[1]}" for backend in sockets.backends]
@@ -114,6 +113,25 @@ def _complete(settings: Settings, sockets: Sockets) -> tuple[Settings, list[str]
         tokenizer_path=tokenizer,
     )
     return completed, warnings
+
+
+def derived_settings(settings: Settings) -> dict[str, int]:
+    """Return by name what a start on this host would fill in. Binds and makes nothing."""
+    plan = plan_on_this_machine(settings)
+    body_memory, payload = _body_bounds(settings)
+    in_force = {
+        "max_payload_size": payload,
+        "body_memory_bytes": body_memory,
+        "io_processes": len(plan.io_pins),
+        "prepare_workers": len(plan.prepare_pins),
+    }
+    return {name: value for name, value in in_force.items() if getattr(settings, name) != value}
+
+
+def _body_bounds(settings: Settings) -> tuple[int, int]:
+    """Return the body memory of the node and the largest body."""
+    body_memory = settings.body_memory_bytes or default_body_memory(_ram_bytes(), cgroup.memory_limit())
+    return body_memory, min(settings.max_payload_size, body_memory)
 
 
 def default_body_memory(ram_bytes: int, limit_bytes: int | None) -> int:

@@ -8,7 +8,7 @@ import pytest
 from meshd.config import Settings
 from meshd.control import Role
 from meshd.errors import StartupError
-from meshd.supervisor.node import DEMO_MODEL, build_node, default_body_memory
+from meshd.supervisor.node import DEMO_MODEL, build_node, default_body_memory, derived_settings
 
 LOOPBACK = {"host": "127.0.0.1", "port": 0, "prometheus_host": "127.0.0.1", "prometheus_port": 0}
 
@@ -74,6 +74,14 @@ def test_derived_numbers_are_filled_in(node):
     assert 0 < node.settings.max_payload_size <= node.settings.body_memory_bytes
     assert node.topology.slab_bytes > node.topology.body_memory_bytes == node.settings.body_memory_bytes
     assert node.topology.listen_port == node.sockets.traffic[1].getsockname()[1]
+
+
+def test_derived_numbers_are_told_without_a_start_and_given_ones_are_not_derived(node):
+    given = Settings(io_processes=2, prepare_workers=5, max_payload_size=1)
+    assert derived_settings(given) == {"body_memory_bytes": node.settings.body_memory_bytes}
+    told = derived_settings(Settings(body_memory_bytes=1 << 20))
+    assert told["max_payload_size"] == 1 << 20
+    assert told["io_processes"] >= 1 and told["prepare_workers"] >= 1
 
 
 def test_more_processes_than_cpus_is_a_warning(node):
