@@ -112,7 +112,7 @@ def test_name_with_several_addresses_is_told_as_one_problem(monkeypatch: pytest.
         )
 
     monkeypatch.setattr(asyncio, "open_connection", fail)
-    with pytest.raises(FetchError, match="^Connection refused$"):
+    with pytest.raises(FetchError, match=r"^Connection refused$"):
         asyncio.run(UpstreamClient().get(Upstream(0, "id", "http://localhost:1"), "/", 5.0, 1000))
 
 
@@ -124,7 +124,7 @@ def test_refused_connection_is_an_error() -> None:
         await server.wait_closed()
         await UpstreamClient().get(Upstream(0, "id", f"http://127.0.0.1:{port}"), "/", 5.0, 1000)
 
-    with pytest.raises(FetchError, match="^Connection refused$"):
+    with pytest.raises(FetchError, match=r"^Connection refused$"):
         asyncio.run(run())
 
 
