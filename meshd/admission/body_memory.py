@@ -1,7 +1,7 @@
 """The budget of body memory: reserved bytes over all I/O processes stay within one bound.
 
 A process keeps a little of what was released in hand (`_LEASE_BYTES`): ordinary bodies then touch no shared
-word: 3 µs less a request. The lease counts as reserved towards the bound, and goes back when anyone waits.
+word, which saves 3 µs a request. The lease counts as reserved, and goes back when anyone waits.
 
 It is only arithmetic; the bytes themselves live in a `slab`. A body of known length reserves all of it
 before its first byte is stored, and may wait for it. One of unknown length starts small and grows.
@@ -35,11 +35,11 @@ class BodyMemory:
 
     @property
     def reserved_bytes(self) -> int:
-        """What this process holds."""
+        """What requests of this process hold."""
         return self._bytes.own - self._in_hand
 
     def reserve(self, body_bytes: int) -> bool:
-        """Reserve at once; False without room, or while another request waits for it."""
+        """Reserve at once; False without room, or while another request waits for more than is in hand."""
         if body_bytes <= self._in_hand:
             self._in_hand -= body_bytes
             return True

@@ -38,7 +38,6 @@ class Endpoint:
     ``path``: for a row of more than one path its template or pattern, a bounded value too.
     ``capability``: the path looked up in an upstream's ``mesh.apis``, ``None`` where no upstream is asked.
     ``has_prepare_job``: a JSON body is read by a prepare worker; without one a body means nothing here.
-    ``forwards_body``: the client's body is sent on; without, it is read and dropped.
     ``picks_by``: how an upstream is chosen. ``is_served_in_pd``: also served by prefill/decode plans.
     ``takes_rank``: a data-parallel upstream gets its rank even if no label says so.
     ``is_repeatable``: repeating a request that has reached an upstream changes nothing for the client,
@@ -56,7 +55,6 @@ class Endpoint:
     path: str
     capability: str | None
     has_prepare_job: bool
-    forwards_body: bool
     picks_by: PicksBy
     is_served_in_pd: bool
     takes_rank: bool
@@ -102,7 +100,6 @@ def _rows() -> tuple[Endpoint, ...]:
                 path=path,
                 capability=path if capability == "" else capability,
                 has_prepare_job=is_inference,
-                forwards_body=is_inference,
                 picks_by=picks_by,
                 is_served_in_pd=is_served_in_pd,
                 takes_rank=is_served_in_pd,
@@ -180,7 +177,6 @@ _PASSTHROUGH: Final = Endpoint(
     path="",
     capability="",
     has_prepare_job=False,
-    forwards_body=True,
     picks_by="least_load",
     is_served_in_pd=False,
     takes_rank=False,
@@ -260,20 +256,6 @@ class EndpointRegistry:
 
     def __repr__(self) -> str:
         return f"EndpointRegistry({sorted(self._exact)}, {[f'{prefix}*' for prefix in self._prefixes]})"
-
-
-def find_endpoint(method: str, path: str) -> Endpoint:
-    """Return the row of exactly this path; resource operations and passthrough need a registry object.
-
-    Raises what ``EndpointRegistry.find`` raises.
-    """
-    match = _MATCHES.get((method, path))
-    if match is not None:
-        return match.endpoint
-    known = _BY_PATH.get(path)
-    if known is None:
-        raise MeshError("not_found", "There is nothing at this path.")
-    raise _not_allowed(known.methods)
 
 
 def endpoint_by_number(number: int) -> Endpoint:

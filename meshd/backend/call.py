@@ -10,9 +10,8 @@ import orjson
 from meshd.backend.reply import RequestError
 from meshd.backend.text import DEFAULT_LIMIT, Output, answer_to, digest_of, text_of_ids
 
-MAX_FORCED_WORDS: Final = (
-    1_000_000  # ``ignore_eos`` really makes this many words; more would only fill memory
-)
+# ``ignore_eos`` really makes this many words; more would only fill memory.
+MAX_FORCED_WORDS: Final = 1_000_000
 MAX_CHOICES: Final = 128
 
 

@@ -1,7 +1,6 @@
 """The process board: one shared segment with one row a seat, and a few words for the whole node.
 
-A seat is a place for one process; a successor of a dead
-process takes the same seat. Its life on the board::
+A seat is a place for one process; a successor of a dead process takes the same seat. Its life on the board::
 
     EMPTY ──spawn──> STARTING ──ready()──> READY ──drain──> DRAINING
                         └────────────────────┴──────────────────┴──death──> GONE ──spawn──> STARTING
@@ -111,10 +110,6 @@ class BoardRow(_Words):
     heartbeat_ns = _Word(72)
     busy = _Word(80)  # PREPARE: 1 while a job runs
     job_deadline_ns = _Word(88)  # PREPARE: CLOCK_MONOTONIC deadline of the running job, 0 for none
-    aux0 = _Word(96)
-    aux1 = _Word(104)
-    aux2 = _Word(112)
-    aux3 = _Word(120)
     _role = _Word(0)
     _state = _Word(64)
 

@@ -16,7 +16,7 @@ from meshd.routing.upstream import UNKNOWN_MODEL, is_available
 
 _WORKER_PATH: Final = re.compile(r"/workers/([^/]+)")
 _READING: Final = ("GET", "HEAD")
-_RUNTIME: Final = "sglang"  # the default of --backend, and the only runtime until it can be chosen
+_RUNTIME: Final = "sglang"  # what every upstream is taken for
 
 
 class AdminRoutes:

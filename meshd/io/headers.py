@@ -54,7 +54,6 @@ _URL: Final = re.compile(
     rb"(?P<host>\[[^\]/?#]*\]|[^/?#:\s]*):?(?P<port>[^/?#]*)(?P<path>/[^?#]*)?(?P<query>\?[^#]*)?",
     re.DOTALL,
 )
-REQUEST_ID_HEADERS: Final = ("x-request-id", "x-correlation-id", "x-trace-id", "request-id")
 MAX_REQUEST_ID_BYTES: Final = 256
 _ALPHABET: Final = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789"
 _TO_ALPHABET: Final = bytes(_ALPHABET[i % 62] for i in range(256))
@@ -67,7 +66,7 @@ class RequestIds:
 
     __slots__ = ("_block", "_headers")
 
-    def __init__(self, headers: Iterable[str] = REQUEST_ID_HEADERS) -> None:
+    def __init__(self, headers: Iterable[str]) -> None:
         self._headers = tuple(name.lower().encode("latin-1") for name in headers)
         self._block = b""
 

@@ -11,14 +11,12 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Final
 
+from meshd.config import Settings
 from meshd.errors import CODES
 from meshd.metrics.family import OTHER, Catalog, Family, Kind, Label, Source
 
 # fmt: off
-BUCKETS_D: Final = (
-    0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0,
-    15.0, 30.0, 45.0, 60.0, 90.0, 120.0, 180.0, 240.0,
-)
+BUCKETS_D: Final = Settings().prometheus_duration_buckets
 BUCKETS_F: Final = (
     0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0,
 )

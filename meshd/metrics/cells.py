@@ -1,7 +1,7 @@
 """Write metrics: one process's own row of shared cells.
 
-Handles (``Counter``, ``Gauge``, ``Histogram``) are resolved once and kept; using one is a few word stores
-without a lock or a system call. A row outlives its process: the next owner of the seat continues the
+Handles (``Counter``, ``Gauge``, ``BufferedHistogram``) are resolved once and kept; using one is a few word
+stores without a lock or a system call. A row outlives its process: the next owner of the seat continues the
 counters and histograms, and starts with all gauges at 0.
 
 Not for threads: a row has one writer, the thread that runs its process's loop.
@@ -9,7 +9,7 @@ Not for threads: a row has one writer, the thread that runs its process's loop.
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from collections.abc import Callable
 from typing import Final
 
@@ -21,7 +21,7 @@ from meshd.metrics import layout
 from meshd.metrics.family import OTHER, Catalog, Family, Kind, Label, Source
 from meshd.metrics.layout import segment_size
 
-__all__ = ["Counter", "FloatCounter", "Gauge", "Histogram", "MetricRow", "segment_size"]
+__all__ = ["BufferedHistogram", "Counter", "FloatCounter", "Gauge", "MetricRow", "segment_size"]
 
 MAX_VALUE_BYTES: Final = 512
 ORDINARY_NAMES: Final = layout.NAMES_BYTES * 7 // 8
@@ -71,23 +71,6 @@ class Gauge:
 
     def add(self, delta: float) -> None:
         self._floats[self._index] += delta
-
-
-class Histogram:
-    __slots__ = ("_bounds", "_floats", "_index", "_sum", "_words")
-
-    def __init__(
-        self, words: memoryview[int], floats: memoryview[float], index: int, bounds: tuple[float, ...]
-    ) -> None:
-        self._words = words
-        self._floats = floats
-        self._index = index
-        self._bounds = bounds
-        self._sum = index + len(bounds) + 1
-
-    def observe(self, value: float) -> None:
-        self._words[self._index + bisect_left(self._bounds, value)] += 1
-        self._floats[self._sum] += value
 
 
 class BufferedHistogram:
@@ -158,10 +141,6 @@ class MetricRow:
 
     def gauge(self, name: str, **labels: str) -> Gauge:
         return Gauge(self._floats, self._find(name, Kind.GAUGE, labels)[0])
-
-    def histogram(self, name: str, **labels: str) -> Histogram:
-        cell, family = self._find(name, Kind.HISTOGRAM, labels)
-        return Histogram(self._words, self._floats, cell, family.buckets)
 
     def buffered_histogram(self, name: str, **labels: str) -> BufferedHistogram:
         """Resolve a histogram that is written by ``flush``; ask for each series once."""

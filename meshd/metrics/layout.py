@@ -48,7 +48,6 @@ FIRST_CELL: Final = 8
 CELLS_END: Final = NAMES_OFFSET // WORD
 SINK_WORDS: Final = 128
 """The last cells: where a series writes that found no room even under ``other``; never read."""
-MAX_KEY_BYTES: Final = 2048
 
 
 def segment_size(rows: int) -> int:
@@ -80,7 +79,7 @@ class PresetCells:
 
 
 def pack_record(number: int, key: bytes, cell: int) -> bytes:
-    """Build the bytes of a record; ``key`` is at most ``MAX_KEY_BYTES`` long."""
+    """Build the bytes of a record; ``key``: below 64 KiB."""
     word = number | len(key) << 16 | cell << 32
     return word.to_bytes(WORD, "little") + key + bytes(-len(key) % WORD)
 

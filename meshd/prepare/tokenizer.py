@@ -22,7 +22,6 @@ from meshd.prepare.proof_text import proof_texts
 
 REFERENCE: Final = "tokenizers"
 FAST: Final = "fastokens"
-AUTO: Final = "auto"
 ENGINE_ERROR: Final = "engine_error"
 """Reason reported to ``on_fallback``."""
 

@@ -79,10 +79,6 @@ class LoadTable:
         cells = self._cells
         return [sum(cells[number]) for number in numbers]
 
-    def own(self, number: int) -> int:
-        """Return this process's own count for upstream ``number``."""
-        return self._own[number]
-
     def is_idle(self, number: int) -> bool:
         """Say whether no process holds anything on upstream ``number``."""
         return not any(self._cells[number])

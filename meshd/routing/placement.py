@@ -18,6 +18,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple, Protocol
 
+from meshd.api.dialects import cut_name
 from meshd.api.endpoints import ENDPOINTS, Endpoint
 from meshd.api.view import NEEDS_RANK_FREE, RoutingView
 from meshd.errors import MeshError
@@ -30,8 +31,6 @@ from meshd.routing.upstream import POLICY_LABEL, Upstream, is_available
 
 _MAX_KEPT: Final = 4096
 """Routes and policy objects kept; an upstream of unknown model admits any name a client invents."""
-
-_MAX_QUOTED: Final = 256
 
 FAN_OUT: Final = "fan_out"
 """Policy and reason of an upstream that was held and not picked."""
@@ -236,7 +235,7 @@ class Placer:
             return known
         if not self._registry.upstreams:
             raise MeshError("no_workers", "No server is registered.")
-        raise MeshError("model_not_found", f"No server serves the model {_quoted(model)}.")
+        raise MeshError("model_not_found", f"No server serves the model {cut_name(model)}.")
 
     def _policy(self, endpoint: Endpoint, model: str, known: tuple[Upstream, ...]) -> Policy:
         """Return the policy object of the model; it keeps its turn from generation to generation."""
@@ -278,9 +277,3 @@ def _state_is_split() -> MeshError:
         "stateful_routing_unsupported",
         "The request refers to stored state, and the servers of this model do not share theirs.",
     )
-
-
-def _quoted(name: str) -> str:
-    """The client's own word, safe to repeat: 256 bytes, no control characters."""
-    cut = name.encode("utf-8", "replace")[:_MAX_QUOTED].decode("utf-8", "ignore")
-    return "".join(char if char.isprintable() else "?" for char in cut)

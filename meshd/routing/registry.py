@@ -48,10 +48,8 @@ class Registry:
         "_any_model",
         "_by_model",
         "_ring",
-        "by_number",
         "by_url",
         "generation",
-        "origins",
         "upstreams",
     )
 
@@ -61,10 +59,9 @@ class Registry:
         self.generation = generation
         self.upstreams = tuple(upstreams)
         self.by_url = {upstream.url: upstream for upstream in self.upstreams}
-        self.by_number = {upstream.number: upstream for upstream in self.upstreams}
-        if not len(self.by_url) == len(self.by_number) == len(self.upstreams):
+        numbers = {upstream.number for upstream in self.upstreams}
+        if not len(self.by_url) == len(numbers) == len(self.upstreams):
             raise ValueError("two upstreams have one url or one number")
-        self.origins = _grouped((upstream.base_url, upstream) for upstream in self.upstreams)
         self._any_model = tuple(u for u in self.upstreams if u.serves_any_model)
         self._by_model = self._index_models()
         self._ring: HashRing | None = None if previous is None else previous._ring

@@ -26,8 +26,8 @@ class Upstream:
     ``number``: its column in the load cells. ``base_url``: its normalized URL, shared by the ranks of
     one origin. ``dp_rank``: ``None`` unless it is one rank of a data-parallel server, of ``dp_size`` in
     all; ``origin_id`` is then the id of the server as a whole. ``models``: the model ids it serves; empty
-    or only ``unknown`` means any. ``cost``: used by the policy ``scored`` alone. ``api_key``: the credential
-    sent to it.
+    or only ``unknown`` means any. ``priority``, ``cost``: told by `/workers`; no policy reads them.
+    ``api_key``: the credential sent to it.
 
     Derived: ``url``, its name everywhere (``base_url``, with ``@rank`` for a rank); the parts of
     ``base_url``; ``capabilities``, the paths of label ``mesh.apis``, ``None`` for every API.

@@ -11,7 +11,6 @@ from meshd.api.endpoints import (
     ENDPOINTS,
     EndpointRegistry,
     endpoint_by_number,
-    find_endpoint,
 )
 from meshd.errors import MeshError
 
@@ -30,11 +29,10 @@ def refusal(find, *arguments) -> MeshError:
 @pytest.mark.parametrize("endpoint", ONE_PATH, ids=lambda e: e.name)
 def test_each_method_of_each_row_finds_its_row(endpoint):
     for method in endpoint.methods:
-        assert find_endpoint(method, endpoint.path) is endpoint
         assert EndpointRegistry().find(method, endpoint.path) == (endpoint, "")
 
 
-@pytest.mark.parametrize("find", [find_endpoint, EndpointRegistry(["/v1/*", "/generate"]).find])
+@pytest.mark.parametrize("find", [EndpointRegistry().find, EndpointRegistry(["/v1/*", "/generate"]).find])
 @pytest.mark.parametrize("method", ["GET", "PUT", "post"])
 @pytest.mark.parametrize("endpoint", POSTED, ids=lambda e: e.name)
 def test_another_method_of_a_post_path_is_refused_with_the_right_one(endpoint, method, find):
@@ -44,10 +42,9 @@ def test_another_method_of_a_post_path_is_refused_with_the_right_one(endpoint, m
 
 
 def test_models_take_get_and_head_alone():
-    assert refusal(find_endpoint, "POST", "/v1/models").allow == ("GET", "HEAD")
+    assert refusal(EndpointRegistry().find, "POST", "/v1/models").allow == ("GET", "HEAD")
 
 
-@pytest.mark.parametrize("find", [find_endpoint, EndpointRegistry().find])
 @pytest.mark.parametrize(
     "path",
     [
@@ -66,8 +63,8 @@ def test_models_take_get_and_head_alone():
         "/v1/responses/{id}/b/cancel",
     ],
 )
-def test_a_path_that_is_not_exactly_that_of_an_endpoint_is_not_found(path, find):
-    error = refusal(find, "POST", path)
+def test_a_path_that_is_not_exactly_that_of_an_endpoint_is_not_found(path):
+    error = refusal(EndpointRegistry().find, "POST", path)
     assert (error.code, error.allow) == ("not_found", ())
 
 
@@ -97,14 +94,14 @@ def test_only_token_counting_and_resource_operations_borrow_the_capability_of_an
     assert borrowed == {"count_tokens": "/v1/messages"} | {e.name: "/v1/responses" for e in RESOURCES}
 
 
-def test_each_row_says_how_its_upstream_is_chosen_and_what_becomes_of_its_body():
+def test_each_row_says_how_its_upstream_is_chosen_and_whether_its_body_is_prepared():
     assert {e.name: e.picks_by for e in ENDPOINTS if e.picks_by != "policy"} == {
         "count_tokens": "least_load",
         "models": "local",
     } | {e.name: "fan_out" for e in RESOURCES}
     for endpoint in ENDPOINTS:
         is_placed = endpoint.picks_by in ("policy", "least_load")
-        assert (endpoint.has_prepare_job, endpoint.forwards_body) == (is_placed, is_placed)
+        assert endpoint.has_prepare_job == is_placed
     assert [e.name for e in ENDPOINTS if e.takes_rank] == ["chat", "completions", "generate"]
 
 
@@ -174,11 +171,7 @@ def test_passthrough_takes_any_method_and_asks_for_the_capability_of_the_path(me
         endpoint, resource_id = registry.find(method, path)
         assert (endpoint.name, endpoint.path, endpoint.capability) == ("passthrough", pattern, path)
         assert (endpoint.label, endpoint.picks_by, resource_id) == ("other", "least_load", "")
-        assert (endpoint.has_prepare_job, endpoint.forwards_body, endpoint.is_repeatable) == (
-            False,
-            True,
-            False,
-        )
+        assert (endpoint.has_prepare_job, endpoint.is_repeatable) == (False, False)
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from meshd.config import Settings
 from meshd.errors import CODES, MeshError
 from meshd.io.headers import (
     HttpDate,
@@ -25,6 +26,11 @@ from tests.fakes.transport import FakeClock
 
 DATE = b"Sat, 03 Oct 2026 09:12:44 GMT"
 Fields = list[tuple[bytes, bytes]]
+
+
+def ids_of_settings() -> RequestIds:
+    """As the settings have it by default."""
+    return RequestIds(Settings().request_id_headers)
 
 
 def request(*fields: str, line: str = "POST /v1/x?beta=true HTTP/1.1") -> RequestHead:
@@ -359,7 +365,7 @@ def test_each_error_carries_its_code_and_advice(code):
 
 
 def test_generated_id_has_its_prefix_and_24_letters_or_digits():
-    ids = RequestIds()
+    ids = ids_of_settings()
     made = [ids.choose(request(), "chatcmpl-") for _ in range(2000)]
     assert all(re.fullmatch(r"chatcmpl-[A-Za-z0-9]{24}", one) for one in made)
     assert len(set(made)) == len(made)
@@ -381,12 +387,12 @@ def test_generated_id_has_its_prefix_and_24_letters_or_digits():
     ],
 )
 def test_id_of_the_client_is_taken_from_the_first_field_present(fields, chosen):
-    assert RequestIds().choose(request(*fields), "p-") == chosen
+    assert ids_of_settings().choose(request(*fields), "p-") == chosen
 
 
 @pytest.mark.parametrize("bad", ["a" * 257, "caf\xe9", "a\tb"])
 def test_unfit_id_is_replaced_even_if_another_field_has_one(bad):
-    chosen = RequestIds().choose(request(f"X-Request-Id: {bad}", "X-Trace-Id: b"), "p-")
+    chosen = ids_of_settings().choose(request(f"X-Request-Id: {bad}", "X-Trace-Id: b"), "p-")
     assert re.fullmatch(r"p-[A-Za-z0-9]{24}", chosen)
 
 

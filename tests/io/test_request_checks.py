@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from meshd.api.endpoints import Endpoint, find_endpoint
+from meshd.api.endpoints import Endpoint, EndpointRegistry
 from meshd.errors import MeshError
 from meshd.io.http1 import RequestHead, parse_request_head
 from meshd.io.request_checks import check_endpoint_head, content_length_of
 
-CHAT = find_endpoint("POST", "/v1/chat/completions")
-MODELS = find_endpoint("GET", "/v1/models")
+ROWS = EndpointRegistry()
+CHAT = ROWS.find("POST", "/v1/chat/completions").endpoint
+MODELS = ROWS.find("GET", "/v1/models").endpoint
 JSON = "Content-Type: application/json"
 MOST = 1000
 

@@ -41,11 +41,12 @@ def test_gauge_moves_both_ways() -> None:
 
 def test_histogram_counts_a_value_on_a_bound_in_the_bucket_of_that_bound() -> None:
     segment, catalog = make_segment(1), build_catalog([0.1, 1.0])
-    histogram = MetricRow(segment, 0, catalog).histogram(
+    histogram = MetricRow(segment, 0, catalog).buffered_histogram(
         "mesh_http_request_duration_seconds", path="/x", method="GET"
     )
     for value in (0.1, 0.5, 1.0, 7.0):
         histogram.observe(value)
+    histogram.flush()
     words = (
         MetricTable(segment, 1, catalog)
         .sum_rows(())
@@ -59,7 +60,8 @@ def test_next_owner_continues_counters_and_histograms_and_zeroes_gauges() -> Non
     for _ in range(2):
         row = MetricRow(segment, 0, catalog)
         row.counter("mesh_http_requests_total", path="/generate", method="POST").inc()
-        row.histogram("mesh_admission_wait_seconds").observe(0.5)
+        row.buffered_histogram("mesh_admission_wait_seconds").observe(0.5)
+        row.flush()
         row.gauge("mesh_tokenizer_info", tokenizer="m1", engine="tokenizers").add(1)
         row.gauge("mesh_admission_waiting").add(1)
     totals = MetricTable(segment, 1, catalog).sum_rows({0})

@@ -43,9 +43,10 @@ def test_every_family_has_its_type_and_every_preset_series_is_there_with_zero() 
 
 def test_histogram_buckets_are_cumulative_and_end_with_the_count() -> None:
     segment = Segment.create("metrics", segment_size(1))
-    histogram = MetricRow(segment, 0, build_catalog()).histogram("mesh_admission_wait_seconds")
+    histogram = MetricRow(segment, 0, build_catalog()).buffered_histogram("mesh_admission_wait_seconds")
     for value in (0.0001, 0.3, 0.3, 99.0):
         histogram.observe(value)
+    histogram.flush()
     found = samples(scrape(segment))
     buckets = sorted(
         (math.inf if labels[0][1] == "+Inf" else float(labels[0][1]), value)

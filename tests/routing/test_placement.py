@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meshd.api.endpoints import ENDPOINTS, EndpointRegistry, find_endpoint
+from meshd.api.endpoints import ENDPOINTS, EndpointRegistry
 from meshd.api.facts import read_facts
 from meshd.api.view import NEEDS_RANK_FREE, NEEDS_TOKENS, RoutingView
 from meshd.errors import MeshError
@@ -21,10 +21,12 @@ from meshd.routing.upstream import Upstream
 
 MakeUpstream = Callable[..., Upstream]
 
-CHAT = find_endpoint("POST", "/v1/chat/completions")
-RESPONSES = find_endpoint("POST", "/v1/responses")
-MESSAGES = find_endpoint("POST", "/v1/messages")
-COUNT_TOKENS = find_endpoint("POST", "/v1/messages/count_tokens")
+ROWS = EndpointRegistry()
+CHAT = ROWS.find("POST", "/v1/chat/completions").endpoint
+RESPONSES = ROWS.find("POST", "/v1/responses").endpoint
+MESSAGES = ROWS.find("POST", "/v1/messages").endpoint
+COUNT_TOKENS = ROWS.find("POST", "/v1/messages/count_tokens").endpoint
+EMBEDDINGS = ROWS.find("POST", "/v1/embeddings").endpoint
 M1 = RoutingView("m1")
 ROWS = 3
 
@@ -226,7 +228,7 @@ def test_topology_pd_refuses_what_prefill_and_decode_do_not_offer_before_anythin
 ) -> None:
     placer = node.placer(topology="pd")
     passthrough = EndpointRegistry(["/x"]).find("GET", "/x").endpoint
-    for endpoint in (MESSAGES, RESPONSES, COUNT_TOKENS, find_endpoint("POST", "/v1/embeddings"), passthrough):
+    for endpoint in (MESSAGES, RESPONSES, COUNT_TOKENS, EMBEDDINGS, passthrough):
         error = _code(placer, M1, endpoint)
         assert (error.code, error.status) == ("unsupported_api_topology", 501)
     assert _code(placer).code == "no_workers"

@@ -35,12 +35,10 @@ def test_unknown_model_serves_any_name_and_a_named_one_only_its_own(make_upstrea
     assert registry.lists_model("m1") and not registry.lists_model("other")
 
 
-def test_ranks_of_one_origin_are_grouped_and_found_by_their_own_url(make_upstream: MakeUpstream) -> None:
+def test_ranks_of_one_origin_are_found_by_their_own_url(make_upstream: MakeUpstream) -> None:
     ranks = [make_upstream(rank, base_url="http://h:1", dp_rank=rank) for rank in range(2)]
     registry = Registry(1, [*ranks, make_upstream(2)])
-    assert registry.origins["http://h:1"] == tuple(ranks)
     assert registry.by_url["http://h:1@1"] is ranks[1]
-    assert registry.by_number[2].url == "http://10.0.0.3:8000"
 
 
 def test_ring_is_shared_between_generations_with_the_same_urls(make_upstream: MakeUpstream) -> None:
