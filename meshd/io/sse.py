@@ -20,11 +20,14 @@ import orjson
 MAX_HELD_BYTES: Final = 65536
 MAX_EVENT_BYTES: Final = 1 << 20
 
-_OPENAI_MARKS: Final = re.compile(rb'\[DONE\]|"usage"|"error"|"meta_info"')
-_MESSAGES_MARKS: Final = re.compile(rb'"usage"|message_stop|"error"|"meta_info"')
-_RESPONSES_MARKS: Final = re.compile(
-    rb'"usage"|response\.(?:completed|failed|incomplete)|"error"|"meta_info"'
-)
+# What makes an event worth a look. Plain substrings: six searches of 160 bytes cost 0.3 µs, one regular
+# expression with the same alternatives 2.7 µs.
+_COMMON_MARKS: Final = (b'"usage"', b'"error"', b'"meta_info"')
+_MARKS: Final = {
+    "openai": (*_COMMON_MARKS, b"[DONE]"),
+    "messages": (*_COMMON_MARKS, b"message_stop"),
+    "responses": (*_COMMON_MARKS, b"response.completed", b"response.failed", b"response.incomplete"),
+}
 _SEQUENCE: Final = re.compile(rb'"sequence_number"\s*:\s*(\d{1,18})')
 
 
@@ -121,7 +124,7 @@ class SseRelay:
 
     def __init__(self, api: str) -> None:
         self._api = api
-        self._marks = {"messages": _MESSAGES_MARKS, "responses": _RESPONSES_MARKS}.get(api, _OPENAI_MARKS)
+        self._marks = _MARKS.get(api, _COMMON_MARKS)
         self._held = b""  # not sent yet: the beginning of an incomplete event
         self._carry = b""  # sent already, but needed to observe the event it began
         self.is_observing = bool(api)
@@ -165,8 +168,14 @@ class SseRelay:
         if self._held or self.has_sent_partial:
             return False
         return not self.is_observing or (
-            not self.has_ended and self.has_first_token and self._marks.search(data) is None
+            not self.has_ended and self.has_first_token and not self._is_marked(data)
         )
+
+    def _is_marked(self, block: bytes) -> bool:
+        for mark in self._marks:  # noqa: SIM110 (`any` would make a generator for each event)
+            if mark in block:
+                return True
+        return False
 
     def passed(self, data: bytes) -> None:
         """Note that ``data`` was relayed unseen."""
@@ -212,7 +221,7 @@ class SseRelay:
         return rest
 
     def _observe(self, block: bytes) -> None:
-        needs_parse = not self.has_first_token or self._marks.search(block) is not None
+        needs_parse = not self.has_first_token or self._is_marked(block)
         if self._api == "responses":
             if self._passed:
                 self._note_sequence(self._passed)
