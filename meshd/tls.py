@@ -36,13 +36,16 @@ class TlsContext:
             self._context = self._build()
         return self._context
 
-    def reload(self) -> None:
-        """Read the files again; open connections keep what they have.
+    def reload(self) -> bool:
+        """Read the files again, unless nobody has read them yet; return whether that was done.
 
-        Raises StartupError for files that cannot be used; then the old context stays.
+        Open connections keep what they have. Raises StartupError for files that cannot be used; then the old
+        context stays.
         """
-        if self._context is not None:
-            self._context = self._build()
+        if self._context is None:
+            return False
+        self._context = self._build()
+        return True
 
 
 def server_context(cert_path: str, key_path: str) -> ssl.SSLContext:

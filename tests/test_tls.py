@@ -158,7 +158,7 @@ def test_a_reload_takes_new_files_for_new_connections(authority: Authority, tmp_
     old = tls.get()
     assert tls.get() is old
     _copy(authority.issue("new.internal"), tmp_path)
-    tls.reload()
+    assert tls.reload()
     shake_hands(tls.get(), authority.client_context(), "new.internal")
     shake_hands(old, authority.client_context(), "old.internal")
 
@@ -175,7 +175,8 @@ def test_a_reload_of_bad_files_keeps_the_old_ones(authority: Authority, tmp_path
 
 def test_a_context_that_nobody_has_used_is_not_made_by_a_reload() -> None:
     made: list[int] = []
-    TlsContext(lambda: made.append(1) or ssl.create_default_context()).reload()  # type: ignore[func-returns-value]
+    tls = TlsContext(lambda: made.append(1) or ssl.create_default_context())  # type: ignore[func-returns-value]
+    assert not tls.reload()
     assert not made
 
 

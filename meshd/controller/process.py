@@ -170,9 +170,10 @@ class Controller:
 
     def _reload_tls(self) -> None:
         try:
-            self._upstream_tls.reload()
+            if self._upstream_tls.reload():
+                self._log.info("certificates_read", side="upstreams")
         except StartupError as error:
-            self._log.error("tls files refused, the old ones stay", message=str(error))
+            self._log.error("certificates_refused", side="upstreams", message=f"{error}; the old ones stay")
 
 
 def ring_bells(fds: dict[str, int]) -> None:

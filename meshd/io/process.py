@@ -212,12 +212,12 @@ class IoProcess:
         return self.server.connection_count + self._handshakes < self._most_accepted
 
     def _reload_tls(self) -> None:
-        for tls in (self._tls, self._upstream_tls):
+        for side, tls in (("traffic", self._tls), ("upstreams", self._upstream_tls)):
             try:
-                if tls is not None:
-                    tls.reload()
+                if tls is not None and tls.reload():
+                    self.log.info("certificates_read", side=side)
             except StartupError as error:
-                self.log.error("tls files refused, the old ones stay", message=str(error))
+                self.log.error("certificates_refused", side=side, message=f"{error}; the old ones stay")
 
     # -------------------------------------------------------------------------------------- callbacks
 
