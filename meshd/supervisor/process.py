@@ -15,6 +15,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Final
 
 from meshd.config import LoadResult, Settings
@@ -77,17 +78,22 @@ def supervise(
 
 
 def choose_patience(settings: Settings, sources: Mapping[str, str]) -> Callable[[int], Patience]:
-    """Choose how patiently a signal ends the node: Ctrl-C by someone who watches need not wait for anybody.
+    """Choose how patiently a signal ends the node.
 
+    SIGINT is no load balancer's: it skips the delay, and of someone who watches it also cuts short the rest.
     Times that were set by hand hold for every signal.
     """
-    names = ("shutdown_delay_secs", "shutdown_grace_period_secs")
-    is_default = all(sources.get(name, "default") == "default" for name in names)
-    is_watched = is_default and (settings.demo > 0 or os.isatty(0))
+    is_default = {
+        name: sources.get(name, "default") == "default"
+        for name in ("shutdown_delay_secs", "shutdown_grace_period_secs")
+    }
     by_settings = Patience(settings.shutdown_delay_secs, settings.shutdown_grace_period_secs)
+    by_hand = replace(by_settings, delay_s=0.0) if is_default["shutdown_delay_secs"] else by_settings
+    if all(is_default.values()) and (settings.demo > 0 or os.isatty(0)):
+        by_hand = Patience.hurried()
 
     def choose(number: int) -> Patience:
-        return Patience.hurried() if is_watched and number == signal.SIGINT else by_settings
+        return by_hand if number == signal.SIGINT else by_settings
 
     return choose
 
@@ -206,7 +212,7 @@ class Supervisor:
         for child in self._children.all:
             if child.failed_boots >= _BOOTS:
                 self._log.error(
-                    "start failed",
+                    "start_failed",
                     message=f"{child.spec.role} {child.spec.index} could not start {_BOOTS} times in a row",
                 )
                 self._exit_code = _CANNOT_BOOT
@@ -246,17 +252,26 @@ class Supervisor:
     def _take_signal(self, number: int) -> None:
         match number:
             case signal.SIGTERM | signal.SIGINT:
-                patience = self._patience(number) if self._was_ready else Patience.hurried()
-                self._log.info(
-                    "stopping", signal=signal.Signals(number).name, phase=self._shutdown.phase.value
-                )
-                self._do(self._shutdown.signal(self._clock(), patience))
+                self._stop(number)
             case signal.SIGHUP:
                 self._take_reload()
             case signal.SIGUSR2:
                 self._log.warning(
-                    "SIGUSR2", message="replacing running children is not supported; restart instead"
+                    "signal_ignored",
+                    signal="SIGUSR2",
+                    message="replacing running children is not supported; restart instead",
                 )
+
+    def _stop(self, number: int) -> None:
+        patience = self._patience(number) if self._was_ready else Patience.hurried()
+        is_first = self._shutdown.phase is Phase.RUNNING
+        self._log.info(
+            "stopping",
+            signal=signal.Signals(number).name,
+            phase=self._shutdown.phase.value,
+            accepting_for_s=min(patience.delay_s, patience.grace_s) if is_first else None,
+        )
+        self._do(self._shutdown.signal(self._clock(), patience))
 
     def _take_reload(self) -> None:
         self._notifier.reloading()

@@ -73,6 +73,7 @@ def test_draining_is_on_the_board_during_the_delay_while_io_processes_serve(make
     node.wait_ready()
     node.process.send_signal(signal.SIGTERM)
     node.wait_until(lambda: node.board.is_draining, "draining announced")
+    assert "accepting_for_s=600.000" in node.stderr.read_text()
     assert node.io.state is State.READY
     node.kill_and_wait_for_successor(node.io)  # still replaced: connections are still served
     node.process.send_signal(signal.SIGTERM)
@@ -173,4 +174,13 @@ def test_ctrl_c_of_a_demo_is_hurried_unless_times_were_given():
     default = choose_patience(demo, {})
     assert default(signal.SIGINT) == Patience.hurried()
     assert default(signal.SIGTERM) == by_settings
-    assert choose_patience(demo, {"shutdown_grace_period_secs": "flag"})(signal.SIGINT) == by_settings
+    times = {"shutdown_delay_secs": "flag", "shutdown_grace_period_secs": "flag"}
+    assert choose_patience(demo, times)(signal.SIGINT) == by_settings
+
+
+def test_ctrl_c_skips_the_delay_unless_it_was_given():
+    settings = Settings(shutdown_grace_period_secs=9)
+    without_delay = choose_patience(settings, {"shutdown_grace_period_secs": "flag"})
+    assert without_delay(signal.SIGINT) == Patience(0, 9)
+    assert without_delay(signal.SIGTERM) == Patience(5, 9)
+    assert choose_patience(settings, {"shutdown_delay_secs": "env"})(signal.SIGINT) == Patience(5, 9)
