@@ -78,11 +78,6 @@ class Log:
         )
 
     @property
-    def is_debug(self) -> bool:
-        """Whether debug lines are written; ask before building costly fields."""
-        return self._rank <= DEBUG
-
-    @property
     def dropped(self) -> int:
         return self._lost + sum(target.dropped for target in self._targets)
 
@@ -145,7 +140,7 @@ class Log:
         try:
             self._targets[1].replace(self._open_file())
         except StartupError as exc:
-            self.error("log not reopened", message=str(exc))
+            self.error("log_not_reopened", message=str(exc))
 
     def close(self) -> None:
         """Write what the targets take and close them; the shared stderr itself stays open."""

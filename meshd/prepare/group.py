@@ -214,7 +214,7 @@ class PrepareGroup:
             pid = os.fork()
         except OSError as error:  # a limit on processes or memory: no worker is better than no leader
             seat.fork_at_ns = now_ns + max(self._backoff.died(now_ns), _SECOND)
-            self._report("prepare worker not forked", seat=seat.number, error=str(error))
+            self._report("prepare_worker_not_forked", seat=seat.number, error=str(error))
             return
         if pid == 0:
             self._become_worker(seat, leader_pid)
@@ -253,7 +253,7 @@ class PrepareGroup:
         is_orderly = status == 0 and seat.kill_at_ns != 0
         if not is_orderly:
             code = os.waitstatus_to_exitcode(status)
-            self._report("prepare worker died", seat=seat.number, pid=seat.pid, exit=code)
+            self._report("prepare_worker_died", seat=seat.number, pid=seat.pid, exit=code)
         self._vacate(seat, now_ns, 0 if is_orderly else self._backoff.died(now_ns))
 
     def _vacate(self, seat: _Seat, now_ns: int, delay_ns: int) -> None:
@@ -287,7 +287,7 @@ class PrepareGroup:
         is_overdue = self._drain_until_ns != 0 and now_ns > self._drain_until_ns
         if (is_hung or is_overdue) and not seat.is_killed:
             seat.is_killed = True
-            self._report("prepare worker killed", seat=seat.number, pid=seat.pid)
+            self._report("prepare_worker_killed", seat=seat.number, pid=seat.pid)
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(seat.pidfd, signal.SIGKILL)
 

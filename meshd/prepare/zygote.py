@@ -106,8 +106,8 @@ class Leader:
         except LoadFailed as error:
             raise StartupError(f"the tokenizer at {path} cannot be loaded: {error}") from error
         if loaded.warning:
-            self._log.warning("tokenizer engine", message=loaded.warning)
-        self._log.info("tokenizer loaded", engine=loaded.engine, path=path)
+            self._log.warning("tokenizer_engine", message=loaded.warning)
+        self._log.info("tokenizer_loaded", engine=loaded.engine, path=path)
         if self._manifest.index == 0:  # every group has loaded it, and their gauges would add up
             row = MetricRow(self._metrics, self._manifest.seat, self._catalog)
             row.gauge("mesh_tokenizer_info", tokenizer="default", engine=loaded.engine).set(1)
@@ -136,7 +136,7 @@ class Leader:
             self._bells[seat],
             self._io_bells,
             job_runner(builder),
-            lambda error: log.error("prepare job failed", error="".join(traceback.format_exception(error))),
+            lambda error: log.error("prepare_job_failed", error="".join(traceback.format_exception(error))),
             manifest.supervisor_pid,
         )
         worker.run()

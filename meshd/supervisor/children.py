@@ -33,9 +33,8 @@ from meshd.log import Log
 from meshd.supervisor.backoff import Backoff
 from meshd.supervisor.orphans import Orphans
 
-_BOOT_LIMIT_NS: Final = (
-    60_000_000_000  # imports on a loaded machine take seconds; leaders beat while they load
-)
+# Imports on a loaded machine take seconds; leaders beat while they load.
+_BOOT_LIMIT_NS: Final = 60_000_000_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,7 +139,7 @@ class Children:
         except OSError as error:  # no process or memory to be had: the back-off also paces this
             delay_ns = max(child.backoff.after_death(0), 100_000_000)
             child.next_start_ns = child.started_ns + delay_ns
-            self._log.error("child cannot be started", child=_name(child), error=str(error))
+            self._log.error("child_not_started", child=_name(child), error=str(error))
 
     def _spawn(self, child: Child) -> None:
         spec = child.spec
@@ -209,10 +208,8 @@ class Children:
                 child.is_ready = True
                 child.failed_boots = 0
                 boot_s = (self._clock() - child.started_ns) / 1e9
-                self._log.debug("child ready", child=_name(child), boot_s=boot_s)
-        if (
-            is_closed
-        ):  # it died or closed its end; reaping tells which, and a closed end would wake every poll
+                self._log.debug("child_ready", child=_name(child), boot_s=boot_s)
+        if is_closed:  # it died or closed its end; reaping tells which. A closed end would wake every poll.
             child.link.close()
             child.link = None
 
@@ -233,7 +230,7 @@ class Children:
             last_ns = max(self._board.row(child.spec.seat).heartbeat_ns, awake_since_ns)
             limit_ns = HEARTBEAT_LIMIT_NS if child.is_ready else _BOOT_LIMIT_NS
             if now_ns - last_ns > limit_ns:
-                self._log.error("child hung, killed", child=_name(child), silent_s=(now_ns - last_ns) / 1e9)
+                self._log.error("child_killed", child=_name(child), silent_s=(now_ns - last_ns) / 1e9)
                 child.is_condemned = True
                 child.kill()
 
@@ -280,9 +277,9 @@ class Children:
             "lived_s": lived_ns / 1e9,
         }
         if is_ending:
-            self._log.debug("child ended", **ended)
+            self._log.debug("child_ended", **ended)
         else:
-            self._log.warning("child ended", **ended, next_start_s=delay_ns / 1e9)
+            self._log.warning("child_ended", **ended, next_start_s=delay_ns / 1e9)
         child.process, child.link, child.pidfd, child.is_ready = None, None, -1, False
         self._board.row(child.spec.seat).close()
         if child.spec.role is Role.LEADER:

@@ -24,19 +24,19 @@ class ConfigurationReload:
         try:
             self._log.reopen()
         except StartupError as error:
-            self._log.error("log not reopened", message=str(error))
+            self._log.error("log_not_reopened", message=str(error))
         if self._read is None:
             return
         try:
             found = self._read().settings
         except StartupError as error:
-            self._log.error("configuration refused, nothing changed", message=str(error))
+            self._log.error("configuration_refused", message=f"{error}; nothing changed")
             return
         changed = changed_settings(self._running, found)
         if changed:
-            self._log.warning("configuration changed", needs_restart=" ".join(changed))
+            self._log.warning("configuration_changed", needs_restart=" ".join(changed))
         else:
-            self._log.info("configuration unchanged")
+            self._log.info("configuration_unchanged")
 
 
 def changed_settings(running: Settings, found: Settings) -> list[str]:

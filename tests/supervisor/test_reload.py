@@ -40,13 +40,13 @@ def test_an_invalid_configuration_changes_nothing_and_is_logged(lines):
         raise StartupError("port: 70000 is too large", 2)
 
     ConfigurationReload(Settings(), read, log).take()
-    assert "refused" in text() and "70000 is too large" in text()
+    assert "configuration_refused" in text() and "70000 is too large" in text()
 
 
 def test_an_equal_configuration_is_said_to_be_unchanged(lines):
     log, text = lines
     ConfigurationReload(Settings(), result, log).take()
-    assert "configuration unchanged" in text()
+    assert "configuration_unchanged" in text()
 
 
 def test_log_files_are_opened_anew_even_without_a_way_to_read_the_configuration(tmp_path):
