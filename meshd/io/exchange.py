@@ -3,8 +3,9 @@
     head → checks → ticket → body memory → body → view → placement → upstream → relay → finish
 
 `run` is one task per request. Whatever happens, `_finish` runs exactly once and gives everything back:
-load, connection, ticket, slot; then it counts, writes one access line and lets the client's connection
-go on. Two events come from outside: the client leaves (`client_gone`), and timers (`check_timers`).
+load, connection, ticket, slot; its record goes to the ledger, which counts and logs it later (account.py),
+and the client's connection goes on. Two events come from outside: the client leaves (`client_gone`), and
+timers (`check_timers`).
 """
 
 from __future__ import annotations
@@ -326,7 +327,7 @@ class Exchange:
         return (
             *fields,
             (b"x-mesh-upstream", placement.upstream.url.encode("latin-1")),
-            (b"x-mesh-attempts", b"1"),
+            (b"x-mesh-attempts", b"%d" % self.record.attempts),
             (b"x-mesh-route-reason", placement.reason.encode("latin-1")),
         )
 

@@ -144,10 +144,6 @@ class SseRelay:
         )
 
     @property
-    def has_held(self) -> bool:
-        return bool(self._held)
-
-    @property
     def last_sequence_number(self) -> int:
         """The last ``sequence_number`` of a Responses stream, -1 before the first."""
         if self._passed:

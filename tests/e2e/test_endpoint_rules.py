@@ -433,9 +433,11 @@ def test_origins_with_different_upstream_keys_each_get_their_own(tmp_path):
         )
     )
     try:
-        with running(*FLAGS, "--config", str(config)) as node:
+        with running(*FLAGS, "--config", str(config), "--route-headers") as node:
             wait_until(lambda: ready_upstreams(node) == 2, "both upstreams are ready")
-            assert node.request("GET", "/v1/responses/none", None, BEARER)[0] == 404
+            status, fields, _ = node.request("GET", "/v1/responses/none", None, BEARER)
+            assert (status, fields["x-mesh-attempts"]) == (404, "2")
+            assert node.request("POST", "/v1/completions", {"prompt": "a"})[1]["x-mesh-attempts"] == "1"
             for backend, key in zip(pair, ("one", "two"), strict=True):
                 assert seen(backend, "/v1/responses")[0]["fields"]["authorization"] == f"Bearer {key}"
             body = {"model": "m1", "messages": HI}
