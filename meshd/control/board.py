@@ -11,7 +11,7 @@ beside it: another value means that borrower is dead, whatever the row says now.
 Layout of the board (bytes; every word is an aligned u64 with one writer)::
 
        0  segment header                                                  memory.py
-      64  node words of the supervisor    is_draining, drain_deadline_ns, supervisor_pid, started_ns
+      64  node words of the supervisor    is_draining, supervisor_pid, started_ns
      128  node words of the controller    prepare_failed
      256  row 0, row 1, … 256 bytes each
           +0    role, index, pid, epoch, started_ns, restarts, leader_pid    who reaps the seat
@@ -34,7 +34,7 @@ from typing import Any, Final, overload
 from meshd.memory import Segment
 
 BOARD_KIND: Final = "board"
-BOARD_VERSION: Final = 1
+BOARD_VERSION: Final = 2
 HEARTBEAT_LIMIT_NS: Final = 10_000_000_000  # an older heartbeat means hung: killed and replaced
 
 _NODE_BYTES: Final = 256
@@ -182,9 +182,8 @@ class ProcessBoard(_Words):
     __slots__ = ("_rows", "seats", "segment")
 
     is_draining = _Word(64)  # supervisor: 1 from the first SIGTERM on
-    drain_deadline_ns = _Word(72)  # supervisor: when the grace period ends
-    supervisor_pid = _Word(80)  # supervisor
-    started_ns = _Word(88)  # supervisor
+    supervisor_pid = _Word(72)  # supervisor
+    started_ns = _Word(80)  # supervisor
     prepare_failed = _Word(128)  # controller: 1 while the preparation pool counts as failed
 
     def __init__(self, segment: Segment) -> None:

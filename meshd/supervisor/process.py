@@ -296,7 +296,6 @@ class Supervisor:
         children, board = self._children, self._board
         match act:
             case Act.ANNOUNCE:
-                board.drain_deadline_ns = self._shutdown.grace_end_ns
                 board.is_draining = 1
                 self._row.state = State.DRAINING
                 self._notifier.stopping("draining")
