@@ -1,4 +1,4 @@
-"""With ``MESHD_COMPILE=1`` the hot modules become one C extension (mypyc); without it meshd stays pure Python.
+"""With ``MESHD_COMPILE=1`` the hot modules become one C extension (mypyc); without it meshd is pure Python.
 
 `make compiled` is the way to build it; docs/decisions/0005-optional-compiled-build.md tells the reasons.
 Nothing but this file reads the variable, and the sources are the same for both.
@@ -16,8 +16,8 @@ from typing import Final
 
 from setuptools import Extension, setup
 
-# What a request passes through. All of it in one unit: a call into a module of another unit, or of no unit, costs
-# what it costs in Python, so that half of the modules bring far less than half of the gain.
+# What a request passes through. All of it in one unit: a call into a module of another unit, or of no unit,
+# costs what it costs in Python, so that half of the modules bring far less than half of the gain.
 HOT: Final = (
     "errors.py",
     "slab.py",
