@@ -65,7 +65,7 @@ class IoProcess:
         self._loop = loop
         self._manifest = manifest
         self.log = Log(f"io{manifest.index}", settings.log_level, settings.json_log, log_dir=settings.log_dir)
-        self.board = ProcessBoard(Segment.attach(fds["board"], "board"))
+        self.board = ProcessBoard.attach(fds["board"])
         self.row = self.board.row(manifest.seat)
         self.link = ChildLink.open(manifest, self.board)
         catalog = build_catalog(settings.prometheus_duration_buckets)
