@@ -11,7 +11,7 @@ beside it: another value means that borrower is dead, whatever the row says now.
 Layout of the board (bytes; every word is an aligned u64 with one writer)::
 
        0  segment header                                                  memory.py
-      64  node words of the supervisor    is_draining, supervisor_pid, started_ns
+      64  node words of the supervisor    is_draining, supervisor_pid, started_ns, listen_port
      128  node words of the controller    prepare_failed
      256  row 0, row 1, … 256 bytes each
           +0    role, index, pid, epoch, started_ns, restarts, leader_pid    who reaps the seat
@@ -184,6 +184,7 @@ class ProcessBoard(_Words):
     is_draining = _Word(64)  # supervisor: 1 from the first SIGTERM on
     supervisor_pid = _Word(72)  # supervisor
     started_ns = _Word(80)  # supervisor
+    listen_port = _Word(88)  # supervisor: of the traffic listener
     prepare_failed = _Word(128)  # controller: 1 while the preparation pool counts as failed
 
     def __init__(self, segment: Segment) -> None:

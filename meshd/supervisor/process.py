@@ -149,6 +149,7 @@ class Supervisor:
         self._row.open(Role.SUPERVISOR, 0, os.getpid(), cpus)
         self._board.supervisor_pid = os.getpid()
         self._board.started_ns = self._clock()
+        self._board.listen_port = self._node.topology.listen_port
 
     # ------------------------------------------------------------------------------------------- a turn
 

@@ -12,7 +12,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
@@ -28,8 +28,9 @@ _COLUMNS: Final = ("role", "index", "pid", "cpus", "rss", "pss", "state", "resta
 
 @dataclass(frozen=True)
 class ProcessInfo:
-    """One process. Memory in bytes; 0 where the kernel does not tell us."""
+    """One process. ``instance``: pid of its supervisor. Memory: 0 where the kernel does not tell us."""
 
+    instance: int
     role: str
     index: int
     pid: int
@@ -44,19 +45,34 @@ class ProcessInfo:
 def main(argv: Sequence[str]) -> int:
     """Print all instances; exit code 1 when none runs."""
     parser = argparse.ArgumentParser(prog="meshd ps", description="Show the processes of running instances.")
-    parser.add_argument("--json", action="store_true", help="one JSON array an instance")
+    parser.add_argument("--json", action="store_true", help="one JSON array of all processes")
     options = parser.parse_args(list(argv))
     boards = list(find_boards())
     if not boards:
         sys.stderr.write("meshd ps: no running meshd of this user was found\n")
         return 1
-    for board in boards:
-        processes = processes_of(board)
-        if options.json:
-            sys.stdout.write(json.dumps([asdict(process) for process in processes]) + "\n")
-        else:
-            sys.stdout.write(table(processes))
+    _write(json_text(boards) if options.json else "\n".join(instance_text(board) for board in boards))
     return 0
+
+
+def json_text(boards: Iterable[ProcessBoard]) -> str:
+    """Return one array, on one line, of the processes of all instances."""
+    return json.dumps([asdict(process) for board in boards for process in processes_of(board)]) + "\n"
+
+
+def instance_text(board: ProcessBoard) -> str:
+    """Return a line that tells the instances of one host apart, and the table."""
+    return f"meshd on port {board.listen_port}, pid {board.supervisor_pid}\n{table(processes_of(board))}"
+
+
+def _write(text: str) -> None:
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except BrokenPipeError:  # the reader has seen enough, as head does; the interpreter must not flush again
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
 
 
 def find_boards(proc: Path = _PROC) -> Iterator[ProcessBoard]:
@@ -100,12 +116,13 @@ def processes_of(board: ProcessBoard) -> list[ProcessInfo]:
     order = list(Role)
     rows.sort(key=lambda row: (order.index(row.role) if row.role else 0, row.index))
     now_ns = time.monotonic_ns()
-    return [_process(row, now_ns) for row in rows]
+    return [_process(board.supervisor_pid, row, now_ns) for row in rows]
 
 
-def _process(row: BoardRow, now_ns: int) -> ProcessInfo:
+def _process(instance: int, row: BoardRow, now_ns: int) -> ProcessInfo:
     rss, pss = _memory(row.pid)
     return ProcessInfo(
+        instance=instance,
         role=str(row.role),
         index=row.index,
         pid=row.pid,

@@ -43,7 +43,9 @@ def cpu_set(text: str) -> set[int]:
 
 def test_table_shows_the_same(node):
     lines = ps().stdout.splitlines()
-    assert lines[0].split() == ["role", "index", "pid", "cpus", "rss", "pss", "state", "restarts", "uptime"]
+    head = lines.index(f"meshd on port {node.port}, pid {node.process.pid}")
+    columns = ["role", "index", "pid", "cpus", "rss", "pss", "state", "restarts", "uptime"]
+    assert lines[head + 1].split() == columns
     pids = {row["pid"] for row in node.ps()}
     shown = [line.split() for line in lines]
     ours = {int(cells[2]): cells for cells in shown if len(cells) > 9 and cells[2].isdecimal()}

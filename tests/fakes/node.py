@@ -85,8 +85,8 @@ class Node:
         text = subprocess.run(
             [sys.executable, "-m", "meshd", "ps", "--json"], capture_output=True, text=True, check=True
         ).stdout
-        instances: list[list[dict[str, Any]]] = [json.loads(line) for line in text.splitlines()]
-        return next(rows for rows in instances if any(row["pid"] == self.process.pid for row in rows))
+        rows: list[dict[str, Any]] = json.loads(text)
+        return [row for row in rows if row["instance"] == self.process.pid]
 
     def board(self) -> ProcessBoard:
         """Attach to the board itself: what it says is what is so at this moment. For reading."""

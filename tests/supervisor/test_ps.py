@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 
 import pytest
 
@@ -59,10 +61,41 @@ def test_the_table_has_a_line_a_process_and_a_sum(board):
     assert lines[-1].startswith("2 processes, ")
 
 
-def test_json_has_the_same_processes(board, capsys, monkeypatch):
-    monkeypatch.setattr(ps, "find_boards", lambda: iter([board]))
+@pytest.fixture
+def other_board():
+    """The board of an instance whose only process is the parent of this one."""
+    board = ProcessBoard.create(1)
+    board.supervisor_pid, board.listen_port = os.getppid(), 30000
+    board.row(0).open(Role.SUPERVISOR, 0, os.getppid(), "0")
+    yield board
+    board.segment.close()
+
+
+def test_instances_are_told_apart_by_port_and_pid(board, other_board, capsys, monkeypatch):
+    monkeypatch.setattr(ps, "find_boards", lambda: iter([board, other_board]))
+    assert ps.main([]) == 0
+    first, second = capsys.readouterr().out.split("\n\n")
+    assert first.splitlines()[0] == f"meshd on port 0, pid {os.getpid()}"
+    assert second.splitlines()[0] == f"meshd on port 30000, pid {os.getppid()}"
+    assert second.splitlines()[1].startswith("role")
+
+
+def test_json_is_one_array_of_the_processes_of_all_instances(board, other_board, capsys, monkeypatch):
+    monkeypatch.setattr(ps, "find_boards", lambda: iter([board, other_board]))
     assert ps.main(["--json"]) == 0
-    assert [process["pid"] for process in json.loads(capsys.readouterr().out)] == [os.getpid()] * 2
+    found = [(process["instance"], process["role"]) for process in json.loads(capsys.readouterr().out)]
+    us, parent = os.getpid(), os.getppid()
+    assert found == [(us, "supervisor"), (us, "io"), (parent, "supervisor")]
+
+
+def test_a_reader_that_has_seen_enough_is_no_fault(board):
+    read, write = os.pipe()
+    os.close(read)
+    done = subprocess.run(
+        [sys.executable, "-m", "meshd", "ps"], stdout=write, stderr=subprocess.PIPE, check=False
+    )
+    os.close(write)
+    assert (done.returncode, done.stderr) == (0, b"")
 
 
 def test_no_instance_is_said_plainly(monkeypatch, capsys):
