@@ -1,4 +1,4 @@
-"""The admin routes that I/O processes relay to the controller: the set of upstreams, read only so far."""
+"""The admin routes that I/O processes relay to the controller: the set of upstreams, to be read."""
 
 from __future__ import annotations
 
