@@ -71,7 +71,7 @@ test-compiled: $(COMPILED)/.built ## all tests against the compiled build
 	$(COMPILED_BIN)/pip install --quiet --disable-pip-version-check -r build/test-requirements.txt
 	rm -rf build/compiled-tests
 	mkdir -p build/compiled-tests
-	cp -r tests bench tools docs systemd Makefile README.md pyproject.toml build/compiled-tests
+	cp -r tests bench tools docs systemd setup.py Makefile README.md pyproject.toml build/compiled-tests
 	cd build/compiled-tests && $(COMPILED_BIN)/python -c \
 		'import sys, meshd.errors; sys.exit(0 if meshd.errors.__file__.endswith(".so") else "meshd is not compiled")'
 	cd build/compiled-tests && $(COMPILED_BIN)/python -m pytest $(ARGS)
