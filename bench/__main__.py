@@ -138,14 +138,14 @@ def _chosen(names: Sequence[str] | None, policy: str) -> list[FrontEnd]:
     """The named front ends, all of which must be able to run; or every one that can."""
     if names:
         for name in names:
-            require(FRONT_ENDS[name].programs)
+            require(FRONT_ENDS[name].programs, FRONT_ENDS[name].made_by)
             if FRONT_ENDS[name].policies and policy not in FRONT_ENDS[name].policies:
                 raise BenchError(f"{name} has no policy {policy}; leave it out of --front-ends")
         return [FRONT_ENDS[name] for name in names]
     found = []
     for one in FRONT_ENDS.values():
         if absent := missing(one.programs):
-            _say(f"without {one.name}: apt-get install {' '.join(absent)}")
+            _say(f"without {one.name}: {one.made_by or 'apt-get install ' + ' '.join(absent)}")
         elif one.policies and policy not in one.policies:
             _say(f"without {one.name}: it has no policy {policy}")
         else:

@@ -51,7 +51,7 @@ def measure(
         backend = stack.enter_context(Backend(cpus.rest, workloads[0].events_per_s))
         running = []
         for front_end in front_ends:
-            extra = meshd_args if front_end.name == "meshd" else ()
+            extra = meshd_args if front_end.name.startswith("meshd") else ()
             started = Running(front_end, cpus.front, backend.urls, policy, tokenizer, extra)
             running.append(stack.enter_context(started))
             say(f"started {front_end.name}: {front_end.what}")
@@ -72,4 +72,4 @@ def _line(done: Round) -> str:
     parts = {name: used for name, used in done.cpu_us_by_process.items() if used >= WORTH_SHOWING_US}
     if len(parts) > 1:
         cpu += " (" + ", ".join(f"{name} {used:.1f}" for name, used in parts.items()) + ")"
-    return f"{done.workload:26} {done.front_end:8} {done.per_s:10,.0f}/s {cpu}  {remarks}"
+    return f"{done.workload:26} {done.front_end:14} {done.per_s:10,.0f}/s {cpu}  {remarks}"

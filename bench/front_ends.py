@@ -3,7 +3,8 @@
 All of them do the same outward job: accept a completions request on one core, choose one of two upstreams,
 forward the client's bytes over a kept-alive connection and relay the answer. `meshd` and `fastapi` also
 parse the body, validate the prompt and apply the policy; `haproxy` and `nginx` never look into a body and
-know round robin alone, so they are floors, not rivals. None of them writes an access log.
+know round robin alone, so they are floors, not rivals. `meshd-compiled` is there after `make compiled`.
+None of them writes an access log.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from urllib.parse import urlsplit
 from bench.machine import find_program
 
 TOKEN_POLICIES: Final = frozenset({"prefix_hash"})  # policies that need a tokenizer
+COMPILED_PYTHON: Final = Path(__file__).parents[1] / ".venv-compiled" / "bin" / "python"
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,17 +38,30 @@ class Site:
 
 @dataclass(frozen=True, slots=True)
 class FrontEnd:
-    """``policies``: those it can apply; empty means it knows round robin alone and is a floor for any."""
+    """``policies``: those it can apply; empty means it knows round robin alone and is a floor for any.
+
+    ``made_by``: the command that makes its programs, if they are no packages of the system.
+    """
 
     name: str
     what: str
     programs: tuple[str, ...]
     policies: frozenset[str]
     command: Callable[[Site], list[str]]
+    made_by: str = ""
 
 
 def _meshd(site: Site) -> list[str]:
-    command = [sys.executable, "-m", "meshd", "launch", "--host", "127.0.0.1", "--port", str(site.port)]
+    return _launch(site, sys.executable)
+
+
+def _meshd_compiled(site: Site) -> list[str]:
+    # from elsewhere: the sources in the checkout would come before what is installed
+    return ["env", f"--chdir={site.directory}", *_launch(site, str(COMPILED_PYTHON))]
+
+
+def _launch(site: Site, python: str) -> list[str]:
+    command = [python, "-m", "meshd", "launch", "--host", "127.0.0.1", "--port", str(site.port)]
     command += ["--prometheus-host", "127.0.0.1", "--prometheus-port", str(site.metrics_port)]
     command += ["--worker-urls", *site.upstreams, "--policy", site.policy]
     command += ["--io-processes", "1", "--prepare-workers", "1", "--disable-health-check"]
@@ -141,6 +156,14 @@ FRONT_ENDS: Final[dict[str, FrontEnd]] = {
     front_end.name: front_end
     for front_end in (
         FrontEnd("meshd", "one I/O process, one prepare worker", (), ALL_POLICIES, _meshd),
+        FrontEnd(
+            "meshd-compiled",
+            "the same from .venv-compiled",
+            (str(COMPILED_PYTHON),),
+            ALL_POLICIES,
+            _meshd_compiled,
+            "make compiled",
+        ),
         FrontEnd(
             "fastapi",
             "FastAPI + uvicorn (uvloop, httptools) + aiohttp: the baseline",

@@ -55,9 +55,11 @@ def missing(programs: Iterable[str]) -> list[str]:
     return [program for program in programs if find_program(program) is None]
 
 
-def require(programs: Iterable[str]) -> None:
-    """Raise unless all programs are installed; the message tells how to get them on Debian."""
+def require(programs: Iterable[str], made_by: str = "") -> None:
+    """Raise unless all programs are there; the message tells how to get them: ``made_by``, or on Debian."""
     absent = missing(programs)
+    if absent and made_by:
+        raise BenchError(f"not there: {', '.join(absent)}; run {made_by}")
     if absent:
         packages = {"cc": "gcc libc6-dev", "taskset": "util-linux"}
         names = " ".join(packages.get(program, program) for program in absent)

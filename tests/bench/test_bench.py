@@ -303,6 +303,18 @@ def test_missing_program_is_named_with_its_package() -> None:
         require(["sh", "no-such-program"])
 
 
+def test_missing_program_that_is_made_is_named_with_its_command() -> None:
+    with pytest.raises(BenchError, match="no-such-program; run make it"):
+        require(["sh", "no-such-program"], "make it")
+
+
+def test_compiled_meshd_is_not_started_where_the_sources_are(tmp_path: Path) -> None:
+    site = Site(tmp_path, 7000, 7003, ("http://127.0.0.1:7001",), "round_robin", None)
+    pure, compiled = (FRONT_ENDS[name].command(site) for name in ("meshd", "meshd-compiled"))
+    assert compiled[:2] == ["env", f"--chdir={tmp_path}"] and compiled[3:] == pure[1:]
+    assert compiled[2].endswith("/.venv-compiled/bin/python")
+
+
 def test_cpus_must_be_two_different_ones() -> None:
     only = min(os.sched_getaffinity(0))
     with pytest.raises(BenchError, match="two different CPUs"):
