@@ -129,3 +129,18 @@ def test_stream_that_breaks_raises_and_never_looks_complete(client):
     with pytest.raises(anthropic.APIError):
         seen.extend(event.type for event in client.messages.create(**ASK, stream=True, extra_headers=fault))
     assert seen[0] == "message_start" and "message_stop" not in seen
+
+
+def test_tokens_are_counted_by_the_upstream(client):
+    counted = client.messages.count_tokens(model="m1", messages=[{"role": "user", "content": "a b c"}])
+    assert counted.input_tokens == 3
+
+
+def test_message_with_tools_is_answered(client):
+    message = client.messages.create(
+        model="m1",
+        max_tokens=50,
+        messages=[{"role": "user", "content": "Name a river"}],
+        tools=[{"name": "f", "description": "d", "input_schema": {"type": "object"}}],
+    )
+    assert message.content[0].text.endswith("Name a river")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import json
 from collections.abc import Iterator
 
 import openai
@@ -202,3 +204,24 @@ def test_client_retries_on_its_own_when_told_to_come_back(node, clean_backends):
     with openai.OpenAI(base_url=f"{node.url}/v1", api_key="k", max_retries=4, timeout=20) as client:
         answer = client.completions.create(model="m1", prompt="Name a river")
     assert answer.choices[0].text == ANSWER
+
+
+def test_stored_response_is_retrieved_listed_cancelled_and_deleted(client):
+    made = client.responses.create(model="m1", input="Name a river")
+    assert client.responses.retrieve(made.id).output_text == made.output_text
+    items = client.responses.input_items.list(made.id)
+    assert [item.content[0].text for item in items.data] == ["Name a river"]
+    assert client.responses.cancel(made.id).id == made.id
+    client.responses.delete(made.id)
+    with pytest.raises(openai.NotFoundError) as caught:
+        client.responses.retrieve(made.id)
+    assert caught.value.status_code == 404 and caught.value.request_id
+
+
+def test_tools_reach_the_upstream_as_the_client_sent_them(client, clean_backends):
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
+    client.chat.completions.create(
+        model="m1", messages=[{"role": "user", "content": "a"}], tools=tools, tool_choice="auto"
+    )
+    seen = [r for backend in clean_backends for r in backend.requests() if "chat" in r["target"]]
+    assert json.loads(base64.b64decode(seen[-1]["body"]))["tools"] == tools
