@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+
 from meshd.config import Settings
 from meshd.control import Topology
 from meshd.supervisor.node import DEMO_MODEL
@@ -19,11 +21,13 @@ def listening_urls(settings: Settings, topology: Topology) -> tuple[str, str]:
 def demo_text(settings: Settings, topology: Topology) -> str:
     """Say what runs and give a command line that works as it stands."""
     traffic, metrics = listening_urls(settings, topology)
+    # The certificate itself is trusted as an authority: right for a self-signed one, harmless for others.
+    trust = f"--cacert {shlex.quote(settings.tls_cert_path)} " if settings.tls_cert_path else ""
     servers = "1 demo server" if settings.demo == 1 else f"{settings.demo} demo servers"
     return f"""
 meshd is serving {traffic} in front of {servers}. Try:
 
-  curl -N {traffic}/v1/chat/completions -H 'content-type: application/json' \\
+  curl -N {trust}{traffic}/v1/chat/completions -H 'content-type: application/json' \\
     -d '{{"model":"{DEMO_MODEL}","stream":true,"messages":[{{"role":"user","content":"Hello"}}]}}'
 
 Metrics: {metrics}
