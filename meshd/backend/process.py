@@ -104,7 +104,7 @@ def open_listener(arguments: argparse.Namespace) -> socket.socket:
             f"{arguments.host}:{arguments.port}" if arguments.listen_fd is None else "the inherited socket"
         )
         # create_server's own words repeat the address as a tuple. Look-ups of names have numbers below 0.
-        words = os.strerror(error.errno) if (error.errno or 0) > 0 else error.strerror or str(error)
+        words = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror or str(error)
         raise StartupError(f"cannot listen on {place}: {words}") from error
 
 
