@@ -7,6 +7,7 @@ import asyncio
 import h11
 from hypothesis import strategies as st
 
+from meshd.io.chunked import ChunkedDecoder
 from meshd.io.headers import downstream_head
 from meshd.io.http1 import ResponseHead, UpstreamProtocolError, find_head_end, parse_response_head
 from meshd.io.upstream import UpstreamConnection, UpstreamFailure
@@ -44,6 +45,9 @@ class _Sink:
     def __init__(self) -> None:
         self.body = b""
         self.end = ""
+
+    def pass_chunks(self, data: bytes, decoder: ChunkedDecoder) -> bool:
+        return False
 
     def body_data(self, data: bytes) -> None:
         self.body += data

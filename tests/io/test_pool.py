@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import pytest
 import uvloop
 
+from meshd.io.chunked import ChunkedDecoder
 from meshd.io.pool import MAX_IDLE_PER_ORIGIN, Address, UpstreamPool, address_of, authority_of
 from meshd.io.upstream import UpstreamConnection, UpstreamFailure
 from meshd.routing.upstream import Upstream
@@ -20,6 +21,9 @@ REQUEST = b"GET /x HTTP/1.1\r\nhost: u\r\n\r\n"
 
 
 class Nothing:
+    def pass_chunks(self, data: bytes, decoder: ChunkedDecoder) -> bool:
+        return False
+
     def body_data(self, data: bytes) -> None: ...
 
     def body_end(self) -> None: ...

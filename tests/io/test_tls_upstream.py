@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager
 import pytest
 import uvloop
 
+from meshd.io.chunked import ChunkedDecoder
 from meshd.io.http1 import ResponseHead
 from meshd.io.pool import Address, UpstreamPool
 from meshd.io.upstream import UpstreamConnection, UpstreamFailure
@@ -29,6 +30,9 @@ class Sink:
     def __init__(self) -> None:
         self.data = b""
         self.ended: asyncio.Future[UpstreamFailure | None] = asyncio.get_running_loop().create_future()
+
+    def pass_chunks(self, data: bytes, decoder: ChunkedDecoder) -> bool:
+        return False
 
     def body_data(self, data: bytes) -> None:
         self.data += data
