@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import resource
+import shutil
 import subprocess
 import sys
 import threading
@@ -28,6 +29,7 @@ from bench.memory import Memory, parse_ps, table
 from bench.rounds import Reading, Round, Workload, account
 from bench.summary import markdown, summarise
 
+needs_cc = pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler (cc)")
 WRK_OUTPUT = """\
 Running 5s test @ http://127.0.0.1:40000
   1 threads and 16 connections
@@ -211,11 +213,13 @@ def test_cpu_of_a_child_is_counted_alive_and_after_it_was_reaped() -> None:
     assert counted >= 0.3 - 2 / tree.TICKS_PER_S
 
 
+@needs_cc
 def test_listener_is_found_in_the_process_that_holds_it_and_in_no_other() -> None:
     with Backend(min(os.sched_getaffinity(0))) as backend:
         assert tree.listening_pids(backend.ports[0], [backend.pid, os.getpid()]) == {backend.pid}
 
 
+@needs_cc
 def test_process_that_may_leave_its_core_is_a_stray() -> None:
     cpu = min(os.sched_getaffinity(0))
     with Backend(cpu) as backend:
@@ -223,6 +227,7 @@ def test_process_that_may_leave_its_core_is_a_stray() -> None:
         assert len(tree.strays(backend.pid, cpu + 1)) == 1
 
 
+@needs_cc
 def test_backend_answers_a_megabyte_and_counts_it() -> None:
     body = b'{"model":"m1","prompt":"' + b"x" * (1 << 20) + b'"}'
     with Backend(min(os.sched_getaffinity(0))) as backend:
@@ -235,6 +240,7 @@ def test_backend_answers_a_megabyte_and_counts_it() -> None:
     assert (seen.requests, seen.body_bytes) == ((1, 2), 3 * len(body))
 
 
+@needs_cc
 def test_stream_load_reads_every_event_of_the_backend() -> None:
     cpu = min(os.sched_getaffinity(0))
     moments: list[str] = []
@@ -254,6 +260,7 @@ def test_stream_load_reads_every_event_of_the_backend() -> None:
     assert sum(seen.requests) > 3  # streams ended and were followed by others
 
 
+@needs_cc
 def test_stream_load_tells_what_a_wrong_answer_was() -> None:
     class Refusing(BaseHTTPRequestHandler):
         def do_POST(self) -> None:

@@ -50,7 +50,15 @@ def serve(segment_fd: int, bell: int, back: int, count: int) -> int:
     return faults
 
 
-@pytest.mark.parametrize(("count", "is_disturbed"), [(200_000, False), (60_000, True)])
+@pytest.mark.parametrize(
+    ("count", "is_disturbed"),
+    [
+        (200_000, False),
+        (60_000, True),
+        pytest.param(5_000_000, False, marks=[pytest.mark.slow, pytest.mark.timeout(600)]),
+        pytest.param(1_500_000, True, marks=[pytest.mark.slow, pytest.mark.timeout(600)]),
+    ],
+)
 def test_every_descriptor_and_completion_crosses_whole_and_in_order(count: int, is_disturbed: bool) -> None:
     segment = create_rings(1, 1)
     io = IoEnd(segment, open_layout(segment, 1, 1).pair(0, 0))
