@@ -65,6 +65,9 @@ def _launch(site: Site, python: str) -> list[str]:
     command += ["--prometheus-host", "127.0.0.1", "--prometheus-port", str(site.metrics_port)]
     command += ["--worker-urls", *site.upstreams, "--policy", site.policy]
     command += ["--io-processes", "1", "--prepare-workers", "1", "--disable-health-check"]
+    # 256 streams that begin in one instant are more than the 64 jobs that may wait before one prepare worker;
+    # the other front ends refuse nobody
+    command += ["--prepare-queue-capacity", "4096"]
     # no access lines, as for the others; and no wait for load balancers at the end
     command += ["--log-level", "warn", "--shutdown-delay-secs", "0"]
     if site.tokenizer and site.policy in TOKEN_POLICIES:
