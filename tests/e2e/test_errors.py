@@ -96,7 +96,7 @@ def test_timers_are_504_and_refusals_502():
 def test_absurd_model_names_break_neither_message_nor_header_nor_log(node, name):
     path, body = CHAT
     status, headers, data = node.request("POST", path, {**body, "model": name})
-    assert status == 404
+    assert status in (400, 404), data  # some thousand bytes are no name any more
     message = json.loads(data)["error"]["message"]
     assert len(message.encode()) < 1000
     assert not any(ord(character) < 32 for character in message)
