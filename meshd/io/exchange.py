@@ -14,19 +14,17 @@ import asyncio
 import traceback
 from typing import TYPE_CHECKING, Final
 
-from meshd.api.dialects import dialect_of_path, error_body
 from meshd.api.endpoints import Endpoint, StreamApi
 from meshd.api.rank_body import Buffer, ranked_body
 from meshd.api.view import RoutingView
 from meshd.errors import MeshError
 from meshd.io.account import Record
+from meshd.io.answers import LocalAnswer
 from meshd.io.downstream import DownstreamConnection
 from meshd.io.fan_out import FanOut, ResourceRequest
 from meshd.io.headers import (
     downstream_head,
-    error_fields,
     forwarded_fields,
-    local_answer,
     upstream_head,
 )
 from meshd.io.http1 import Field, RequestHead, ResponseHead
@@ -359,62 +357,25 @@ class Exchange:
     # ---------------------------------------------------------------------------------- local answers
 
     def _answer(self, status: int, body: bytes, fields: tuple[Field, ...] = ()) -> None:
-        self.record.outcome = "completed"
         self._closes = self._must_close()
-        self._write_answer(status, "", body, fields)
+        self._local_answer().success(status, body, fields)
 
     def _answer_error(self, error: MeshError) -> None:
         record = self.record
-        record.error_code = error.code
-        record.outcome = "failed"
         if error.cause:
             self._io.log.warning(
                 "request_failed", request_id=record.request_id, code=error.code, cause=error.cause
             )
         if self._relay is not None or record.is_client_gone:
+            record.error_code, record.outcome = error.code, "failed"
             self._downstream.abort()  # a head has gone out already: only a cut is truthful now
             return
         self._closes = error.is_closing or self._must_close()
-        if error.code == "method_not_allowed" and self._answer_preflight(error.allow):
-            return
-        dialect = dialect_of_path(self._head.path)
-        body = error_body(dialect, error.code, error.status, error.message, record.request_id)
-        self._write_answer(error.status, error.code, body, error_fields(error))
+        self._local_answer().error(error)
 
-    def _answer_preflight(self, methods: tuple[str, ...]) -> bool:
-        """Answer a CORS preflight; False if the request is none of a listed origin."""
-        io, record = self._io, self.record
-        if io.cors is None or self._head.method != "OPTIONS":
-            return False
-        answer = io.cors.preflight_answer(
-            self._head,
-            methods,
-            request_id=record.request_id,
-            date=io.date.value(),
-            closes=self._closes,
-        )
-        if answer is None:
-            return False
-        record.status, record.error_code, record.outcome = 204, "", "completed"
-        io.metrics.response(204, "")
-        self._downstream.write(answer)
-        return True
-
-    def _write_answer(self, status: int, code: str, body: bytes, fields: tuple[Field, ...]) -> None:
-        io, record = self._io, self.record
-        record.status = status
-        record.bytes_out = len(body)
-        io.metrics.response(status, code)
-        self._downstream.write(
-            local_answer(
-                status,
-                body,
-                request_id=record.request_id,
-                date=io.date.value(),
-                closes=self._closes,
-                is_head=self._head.method == "HEAD",
-                extra=fields + self._extra_fields(),
-            )
+    def _local_answer(self) -> LocalAnswer:
+        return LocalAnswer(
+            self._io, self._downstream, self._head, self.record, self._closes, self._extra_fields()
         )
 
     # -------------------------------------------------------------------------------- events from outside
