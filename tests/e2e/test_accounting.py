@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 
 import pytest
 
-from tests.fakes.node import wait_until
+from tests.fakes.node import running, wait_until
+from tests.fakes.scripted_upstream import Script, ScriptedUpstream
 
 TEXT = "a b c d e"
 REQUESTS = {
@@ -87,3 +89,16 @@ def test_text_that_looks_like_the_end_of_a_stream_ends_nothing(node):
     _, answer, stream = node.request("POST", "/v1/chat/completions", body)
     assert stream.count(b"data: [DONE]\n\n") == 1 and b"more" in stream
     assert line_of(node, answer["x-request-id"])["outcome"] == "completed"
+
+
+def test_compressed_stream_is_relayed_and_counted_as_not_observed():
+    packed = gzip.compress(b'data: {"choices":[]}\n\ndata: [DONE]\n\n')
+    head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ncontent-encoding: gzip\r\n"
+    reply = head + b"transfer-encoding: chunked\r\n\r\n%x\r\n%b\r\n0\r\n\r\n" % (len(packed), packed)
+    flags = ("--io-processes", "1", "--prepare-workers", "1", "--disable-health-check")
+    with ScriptedUpstream(Script(reply)) as upstream, running(*flags, "--worker-urls", upstream.url) as node:
+        status, headers, body = node.request("POST", "/v1/completions", {"prompt": "a", "stream": True})
+        assert (status, headers["content-encoding"], body) == (200, "gzip", packed)
+        skipped = "mesh_observation_skipped_total"
+        wait_until(lambda: node.metric(skipped, reason="content_encoding") == 1, "it is counted")
+        assert line_of(node, headers["x-request-id"])["outcome"] == "completed"
