@@ -1,17 +1,6 @@
 """The set of upstreams: one numbered generation of it, and the shared board that publishes generations.
 
-The controller is the board's one writer. It fills the buffer that is *not* in force and then stores one
-word, so a reader sees the old generation or the new one, and a controller that dies half way leaves the
-old one in force::
-
-    word 8   generation in force, 0: nothing published yet; its buffer is number ``generation & 1``
-    word 16  buffer 0: generation (0 while it is written) | bytes | xxh3_64 of them | … | at +64: payload
-    …        buffer 1: the same
-
-A reader takes the generation, copies that buffer, and believes the copy if the buffer still has that
-generation afterwards. It can fail only if two publications overtake the copy, and then reads again.
-On x86-64 stores stay in order and so do loads; the checksum covers the copy itself, which may use
-weakly ordered string stores. The payload is JSON: a change is rare, and a person can read it.
+The controller is the board's one writer; how a generation reaches its readers is told in ``publication.py``.
 """
 
 from __future__ import annotations
@@ -19,10 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-import orjson
-from xxhash import xxh3_64_intdigest
-
 from meshd.memory import Segment
+from meshd.publication import Publication
 from meshd.routing.ring_hash import HashRing
 from meshd.routing.upstream import Upstream
 
@@ -30,11 +17,6 @@ __all__ = ["SEGMENT_BYTES", "SEGMENT_KIND", "Registry", "RegistryBoard", "Upstre
 
 SEGMENT_KIND: Final = "registry"
 SEGMENT_BYTES: Final = 16 << 20  # two buffers of 8 MiB: 1,024 upstreams of 8 KiB each; sparse
-
-_GENERATION: Final = 8
-_BUFFERS: Final = 128
-_PAYLOAD: Final = 64
-_MAX_READS: Final = 1000
 
 
 class Registry:
@@ -101,32 +83,21 @@ class RegistryBoard:
     """The published generations in shared memory; ``publish`` is for the controller alone."""
 
     def __init__(self, segment: Segment) -> None:
-        self._words = segment.words
-        self._bytes = segment.bytes
-        self._stride = (segment.size - _BUFFERS) // 2 // 64 * 64
+        self._publication = publication = Publication(segment)
+        self._words, self._generation_word = publication.words, publication.generation_word
         self._latest = Registry(0, ())
 
     def generation(self) -> int:
         """Return the number of the generation in force; one load, for every placement."""
-        return int(self._words[_GENERATION])
+        return int(self._words[self._generation_word])
 
     def publish(self, upstreams: Sequence[Upstream]) -> int:
         """Put ``upstreams`` in force as the next generation and return its number.
 
         ``ValueError``: two of them have one url or number, or they do not fit; nothing changed then.
         """
-        generation = self.generation() + 1
-        latest = Registry(generation, upstreams, self._latest)
-        payload = orjson.dumps([upstream.to_row() for upstream in upstreams])
-        if len(payload) > self._stride - _PAYLOAD:
-            raise ValueError(f"a registry of {len(payload)} bytes does not fit into its shared memory")
-        head, start = self._buffer(generation)
-        self._words[head] = 0
-        self._bytes[start : start + len(payload)] = payload
-        self._words[head + 1] = len(payload)
-        self._words[head + 2] = xxh3_64_intdigest(payload)
-        self._words[head] = generation
-        self._words[_GENERATION] = generation
+        latest = Registry(self.generation() + 1, upstreams, self._latest)
+        generation = self._publication.publish([upstream.to_row() for upstream in upstreams])
         self._latest = latest
         return generation
 
@@ -137,27 +108,10 @@ class RegistryBoard:
         """
         if self.generation() == self._latest.generation:
             return self._latest
-        generation, payload = self._copy()
-        upstreams = [Upstream.from_row(row) for row in orjson.loads(payload)]
+        generation, rows = self._publication.read()
+        upstreams = [Upstream.from_row(row) for row in rows]
         self._latest = Registry(generation, upstreams, self._latest)
         return self._latest
-
-    def _copy(self) -> tuple[int, bytes]:
-        for _ in range(_MAX_READS):
-            generation = self.generation()
-            head, start = self._buffer(generation)
-            if self._words[head] != generation:
-                continue
-            length, checksum = self._words[head + 1], self._words[head + 2]
-            payload = bytes(self._bytes[start : start + min(length, self._stride - _PAYLOAD)])
-            if self._words[head] == generation and xxh3_64_intdigest(payload) == checksum:
-                return generation, payload
-        raise RuntimeError("the registry in shared memory is damaged")
-
-    def _buffer(self, generation: int) -> tuple[int, int]:
-        """Return the index of the buffer's first head word and the offset of its payload."""
-        offset = _BUFFERS + (generation & 1) * self._stride
-        return offset // 8, offset + _PAYLOAD
 
 
 def _grouped(pairs: Iterable[tuple[str, Upstream]]) -> dict[str, tuple[Upstream, ...]]:
