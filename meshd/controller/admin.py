@@ -1,98 +1,91 @@
-"""The admin routes that I/O processes relay to the controller: the set of upstreams, to be read."""
+"""The admin routes that I/O processes relay to the controller: a table of them, and how one is found.
+
+What a route does stands in the file that makes its rows: ``worker_info.py``, ``worker_changes.py``,
+``fleet.py`` and so on. ``controller/process.py`` puts the rows together.
+"""
 
 from __future__ import annotations
 
 import re
-import uuid
-from collections import Counter
-from typing import Any, Final
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
+from typing import Final
+from urllib.parse import unquote
 
-from meshd.controller.answers import error_answer, json_answer, worker_error
+from meshd.controller.answers import error_answer, worker_error
 from meshd.controller.http_server import Request, Response
-from meshd.controller.registry_keeper import Job, RegistryKeeper
-from meshd.routing.load import LoadTable
-from meshd.routing.registry import Upstream
-from meshd.routing.upstream import UNKNOWN_MODEL, is_available
+from meshd.errors import MeshError
+from meshd.log import Log
 
-_WORKER_PATH: Final = re.compile(r"/workers/([^/]+)")
-_READING: Final = ("GET", "HEAD")
-_RUNTIME: Final = "sglang"  # what every upstream is taken for
+_PLACEHOLDER: Final = re.compile(r"\{[^}]*\}")
+
+Answerer = Callable[[Request, str], Awaitable[Response]]
+"""Answers a request; the text is what the placeholder of the path stands for, percent-decoded, else empty.
+
+A ``MeshError`` that it raises is answered in the common envelope.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class AdminRoute:
+    """One row. ``path``: a template with at most one ``{…}``, which stands for one segment of a path.
+
+    A ``GET`` row answers ``HEAD`` too.
+    """
+
+    method: str
+    path: str
+    answer: Answerer
 
 
 class AdminRoutes:
-    """Answers the requests on the controller's Unix socket."""
+    """Finds the row of a request on the controller's Unix socket and has it answered."""
 
-    def __init__(self, keeper: RegistryKeeper, loads: LoadTable, is_probing_disabled: bool) -> None:
-        self._keeper = keeper
-        self._loads = loads
-        self._is_probing_disabled = is_probing_disabled
+    def __init__(self, routes: Iterable[AdminRoute], log: Log) -> None:
+        self._log = log
+        self._paths: dict[str, dict[str, Answerer]] = {}
+        for route in routes:
+            methods = self._paths.setdefault(route.path, {})
+            for method in ("GET", "HEAD") if route.method == "GET" else (route.method,):
+                methods[method] = route.answer
+        self._templates = [(_pattern(path), methods) for path, methods in self._paths.items() if "{" in path]
 
     async def handle(self, request: Request) -> Response:
-        match = _WORKER_PATH.fullmatch(request.path)
-        if match is None and request.path != "/workers":
+        methods, segment = self._find(request.path)
+        if methods is None:
             return error_answer(request, "not_found", "There is no such path.")
-        if request.method not in _READING:
-            return worker_error(
-                request, 405, "METHOD_NOT_ALLOWED", "This path answers GET and HEAD.", ", ".join(_READING)
-            )
-        return self._worker(request, match[1]) if match else self._workers(request)
-
-    def _workers(self, request: Request) -> Response:
-        upstreams = self._keeper.upstreams
-        kinds = Counter(upstream.worker_type for upstream in upstreams)
-        stats = {f"{kind}_count": kinds[kind] for kind in ("prefill", "decode", "regular")}
-        infos = [self._info(upstream) for upstream in upstreams]
-        return json_answer(request, {"workers": infos, "total": len(infos), "stats": stats})
-
-    def _worker(self, request: Request, text: str) -> Response:
+        answer = methods.get(request.method)
+        if answer is None:
+            return _not_allowed(request, list(methods))
         try:
-            wanted = str(uuid.UUID(text))
-        except ValueError:
-            return worker_error(request, 400, "BAD_REQUEST", "The id of a worker is a UUID.")
-        upstreams = self._keeper.upstreams
-        for upstream in upstreams:
-            if upstream.id == wanted:
-                return json_answer(request, self._info(upstream))
-        ranks = [upstream for upstream in upstreams if upstream.origin_id == wanted]
-        if ranks:
-            infos = [self._info(rank) for rank in ranks]
-            return json_answer(request, {"id": wanted, "url": ranks[0].base_url, "ranks": infos})
-        return worker_error(request, 404, "WORKER_NOT_FOUND", "There is no worker with this id.")
+            return await answer(request, segment)
+        except MeshError as error:
+            return error_answer(request, error.code, error.message)
+        except Exception as fault:  # the edge of one admin request: the controller goes on
+            self._log.error("admin_failed", path=request.path, error=repr(fault))
+            return error_answer(request, "internal_error", "Something went wrong here.")
 
-    def _info(self, upstream: Upstream) -> dict[str, Any]:
-        is_starting = upstream.state == "starting"
-        models = [] if is_starting else list(upstream.models)
-        job = self._keeper.job(upstream)
-        return {
-            "id": upstream.id,
-            "url": upstream.url,
-            "model_id": models[0] if models else UNKNOWN_MODEL,
-            "models": models,
-            "priority": upstream.priority,
-            "cost": upstream.cost,
-            "worker_type": upstream.worker_type,
-            "is_healthy": upstream.is_healthy,
-            "load": self._loads.load(upstream.number),
-            "connection_mode": "HTTP",
-            "runtime_type": _RUNTIME,
-            "bootstrap_port": None,
-            "metadata": dict(upstream.labels),
-            "disable_health_check": self._is_probing_disabled,
-            "state": upstream.state,
-            "available": is_available(upstream),
-            "breaker": "closed",
-            "cooldown_secs": 0.0,
-            "dp_rank": upstream.dp_rank,
-            "dp_size": upstream.dp_size,
-            "job_status": None if job is None else _job_status(job),
-        }
+    def _find(self, path: str) -> tuple[dict[str, Answerer] | None, str]:
+        methods = self._paths.get(path)
+        if methods is not None and "{" not in path:
+            return methods, ""
+        for pattern, found in self._templates:
+            match = pattern.fullmatch(path)
+            if match is not None:
+                return found, unquote(match[1])
+        return None, ""
+
+    def __repr__(self) -> str:
+        return f"AdminRoutes({sorted(self._paths)})"
 
 
-def _job_status(job: Job) -> dict[str, Any]:
-    return {
-        "job_type": "register",
-        "worker_url": job.worker_url,
-        "status": job.status,
-        "message": job.message,
-        "timestamp": job.timestamp,
-    }
+def _pattern(template: str) -> re.Pattern[str]:
+    before, after = _PLACEHOLDER.split(template)
+    return re.compile(f"{re.escape(before)}([^/]+){re.escape(after)}")
+
+
+def _not_allowed(request: Request, methods: list[str]) -> Response:
+    message = f"This path answers {', '.join(methods)}."
+    if request.path.startswith("/workers"):
+        return worker_error(request, 405, "METHOD_NOT_ALLOWED", message, ", ".join(methods))
+    return error_answer(request, "method_not_allowed", message, ", ".join(methods))

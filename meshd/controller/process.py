@@ -28,6 +28,7 @@ from meshd.controller.prober import ProbeCounters, Prober, ProbeSettings
 from meshd.controller.registry_keeper import RegistryKeeper, announcements
 from meshd.controller.scrape import KINDS, CpuLedger, MetricsRoutes
 from meshd.controller.sweeper import SWEEP_INTERVAL_S, Sweeper
+from meshd.controller.worker_info import WorkerInfo
 from meshd.errors import StartupError
 from meshd.log import Log
 from meshd.memory import Segment
@@ -108,7 +109,8 @@ class Controller:
             lambda: keeper.upstreams,
             self._topology.body_memory_bytes,
         )
-        admin = AdminRoutes(keeper, self._loads, self._settings.disable_health_check)
+        worker_info = WorkerInfo(keeper, self._loads, self._settings.disable_health_check)
+        admin = AdminRoutes([*worker_info.routes()], self._log)
         handlers = (("metrics_listen", metrics.handle), ("controller_listen", admin.handle))
         return [
             await HttpServer(handler, refuse, self._log).listen(

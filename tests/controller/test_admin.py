@@ -13,6 +13,7 @@ from meshd.controller.admin import AdminRoutes
 from meshd.controller.http_server import Request, Response
 from meshd.controller.registration import Discovered
 from meshd.controller.registry_keeper import Announcement, RegistryKeeper
+from meshd.controller.worker_info import WorkerInfo
 from meshd.log import Log
 from meshd.memory import Segment
 from meshd.routing.load import LoadTable, segment_bytes
@@ -42,7 +43,8 @@ def make_keeper(is_dp_aware: bool = False) -> RegistryKeeper:
 def ask(keeper: RegistryKeeper, path: str, method: str = "GET") -> Response:
     segment = Segment.create("load", segment_bytes(1))
     LoadTable(segment, 0, 1).add(0)
-    routes = AdminRoutes(keeper, LoadTable(segment, None, 1), is_probing_disabled=False)
+    info = WorkerInfo(keeper, LoadTable(segment, None, 1), is_probing_disabled=False)
+    routes = AdminRoutes(info.routes(), Log("test", "error", stream_fd=-1))
     return asyncio.run(routes.handle(Request(method, path, "", {"x-request-id": "req-1"})))
 
 
