@@ -5,8 +5,8 @@ The controller is the board's one writer; how a generation reaches its readers i
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Final
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
 
 from meshd.memory import Segment
 from meshd.publication import Publication
@@ -23,7 +23,8 @@ class Registry:
     """One generation of the set of upstreams, in registration order; immutable.
 
     Its indexes are made once. The hash ring is made when it is first asked for, from ``previous``'s
-    ring as far as that was made.
+    ring as far as that was made. ``cut``: ids of upstreams that were removed by force a moment ago: their
+    running requests are to be ended. ``memo``: what the controller wrote down for its successor.
     """
 
     __slots__ = (
@@ -31,15 +32,24 @@ class Registry:
         "_by_model",
         "_ring",
         "by_url",
+        "cut",
         "generation",
+        "memo",
         "upstreams",
     )
 
     def __init__(
-        self, generation: int, upstreams: Sequence[Upstream], previous: Registry | None = None
+        self,
+        generation: int,
+        upstreams: Sequence[Upstream],
+        previous: Registry | None = None,
+        cut: Iterable[str] = (),
+        memo: Mapping[str, Any] | None = None,
     ) -> None:
         self.generation = generation
         self.upstreams = tuple(upstreams)
+        self.cut = tuple(cut)
+        self.memo = memo or {}
         self.by_url = {upstream.url: upstream for upstream in self.upstreams}
         numbers = {upstream.number for upstream in self.upstreams}
         if not len(self.by_url) == len(numbers) == len(self.upstreams):
@@ -91,13 +101,16 @@ class RegistryBoard:
         """Return the number of the generation in force; one load, for every placement."""
         return int(self._words[self._generation_word])
 
-    def publish(self, upstreams: Sequence[Upstream]) -> int:
-        """Put ``upstreams`` in force as the next generation and return its number.
+    def publish(
+        self, upstreams: Sequence[Upstream], cut: Sequence[str] = (), memo: Mapping[str, Any] | None = None
+    ) -> int:
+        """Put ``upstreams`` in force as the next generation and return its number; ``memo``: plain JSON.
 
         ``ValueError``: two of them have one url or number, or they do not fit; nothing changed then.
         """
-        latest = Registry(self.generation() + 1, upstreams, self._latest)
-        generation = self._publication.publish([upstream.to_row() for upstream in upstreams])
+        latest = Registry(self.generation() + 1, upstreams, self._latest, cut, memo)
+        rows = [upstream.to_row() for upstream in upstreams]
+        generation = self._publication.publish({"upstreams": rows, "cut": list(cut), "memo": latest.memo})
         self._latest = latest
         return generation
 
@@ -108,9 +121,9 @@ class RegistryBoard:
         """
         if self.generation() == self._latest.generation:
             return self._latest
-        generation, rows = self._publication.read()
-        upstreams = [Upstream.from_row(row) for row in rows]
-        self._latest = Registry(generation, upstreams, self._latest)
+        generation, value = self._publication.read()
+        upstreams = [Upstream.from_row(row) for row in value["upstreams"]]
+        self._latest = Registry(generation, upstreams, self._latest, value["cut"], value["memo"])
         return self._latest
 
 

@@ -15,6 +15,7 @@ UNKNOWN_MODEL: Final = "unknown"
 APIS_LABEL: Final = "mesh.apis"
 SHARED_STATE_LABEL: Final = "mesh.responses_state"
 POLICY_LABEL: Final = "policy"
+DEFAULT_RUNTIME: Final = "sglang"
 
 _DEFAULT_PORTS: Final = {"http": 80, "https": 443}
 
@@ -28,6 +29,10 @@ class Upstream:
     all; ``origin_id`` is then the id of the server as a whole. ``models``: the model ids it serves; empty
     or only ``unknown`` means any. ``priority``, ``cost``: told by `/workers`; no policy reads them.
     ``api_key``: the credential sent to it.
+
+    For the controller: ``source`` (`config`, `api`, `file`, `dns`, `kubernetes`) and ``source_key``, its
+    name there; ``probing``, the health members of `POST /workers` that were given; ``runtime``, a value of
+    `--backend`; ``entries``, JSON texts of the model list as the upstream told it; ``registered_at``, Unix.
 
     Derived: ``url``, its name everywhere (``base_url``, with ``@rank`` for a rank); the parts of
     ``base_url``; ``capabilities``, the paths of label ``mesh.apis``, ``None`` for every API.
@@ -47,6 +52,13 @@ class Upstream:
     state: State = "starting"
     dp_size: int | None = None
     origin_id: str = ""
+    source: str = "config"
+    source_key: str = ""
+    runtime: str = DEFAULT_RUNTIME
+    bootstrap_port: int | None = None
+    probing: Mapping[str, float] = field(default_factory=dict, hash=False)
+    entries: tuple[str, ...] = field(default=(), repr=False)
+    registered_at: int = 0
 
     url: str = field(init=False)
     host: str = field(init=False, repr=False)
@@ -66,6 +78,11 @@ class Upstream:
         derive(self, "is_tls", parts.scheme == "https")
         derive(self, "base_path", parts.path)
         derive(self, "capabilities", _capabilities(self.labels))
+
+    @property
+    def registration(self) -> str:
+        """The id that its registration was given: of the origin, for a rank."""
+        return self.origin_id or self.id
 
     @property
     def serves_any_model(self) -> bool:
@@ -99,12 +116,13 @@ class Upstream:
         """Return what ``from_row`` needs, as plain JSON values."""
         row = {item.name: getattr(self, item.name) for item in fields(self) if item.init}
         row["labels"] = dict(self.labels)
+        row["probing"] = dict(self.probing)
         return row
 
     @classmethod
     def from_row(cls, row: Mapping[str, Any]) -> Upstream:
         """Make the upstream that ``row`` was made from."""
-        return cls(**{**row, "models": tuple(row["models"])})
+        return cls(**{**row, "models": tuple(row["models"]), "entries": tuple(row["entries"])})
 
 
 def is_available(upstream: Upstream) -> bool:
