@@ -10,6 +10,7 @@ The slab is one sparse shared segment. A *slot* is a run of whole pages in it::
 
 A prepare worker finds both by the offsets in a job descriptor: it reads the body and writes the view area
 while the job runs; at any other time the slot is the I/O process's alone. No descriptor is ever passed.
+A job whose result is a whole answer gets a *wide view*: the body area of a second slot.
 
 Allocation has two levels, both known to this process alone; nothing but bytes is shared:
 
@@ -70,18 +71,24 @@ class BodySlab:
             return self._carve(CLASS_BYTES[step], step)
         return self._carve(round_up(body_bytes, PAGE), -1)
 
-    def quarantine(self, view_offset: int, body_offset: int, body_length: int) -> Slot:
+    def quarantine(self, view_offset: int, view_capacity: int, body_offset: int, body_length: int) -> Slot:
         """Keep a predecessor's slot out of use until the returned slot is released.
 
         Only before the first ``reserve``, once for each slot. Raises ``ValueError`` if the range is not
         free, which means that the words it was read from are wrong.
         """
-        size = round_up(body_offset + body_length - view_offset, PAGE)
-        if view_offset % PAGE or body_offset - view_offset != self._view_room:
+        if view_offset % PAGE or body_offset % PAGE:
             raise ValueError(f"no slot begins at {view_offset}, {body_offset}")
-        self._arena.take(view_offset, size)
+        if body_offset - view_offset == self._view_room:
+            return self._keep(view_offset, round_up(body_offset + body_length - view_offset, PAGE))
+        slot = self._keep(body_offset, round_up(max(body_length, 1), PAGE))  # it has a wide view
+        slot.adopt_view(self._keep(view_offset, round_up(view_capacity, PAGE)))
+        return slot
+
+    def _keep(self, start: int, size: int) -> Slot:
+        self._arena.take(start, size)
         self.in_use_bytes += size
-        return Slot(self, self._area(view_offset, size, -1))
+        return Slot(self, self._area(start, size, -1))
 
     def scrub(self) -> None:
         """Give back every page that is not in a slot: what a predecessor touched is not ours to keep."""
@@ -172,11 +179,13 @@ class Slot:
         "view",
         "view_capacity",
         "view_offset",
+        "wide_view",
     )
 
     def __init__(self, slab: BodySlab, area: _Area) -> None:
         self._slab = slab
         self._area: _Area | None = area
+        self.wide_view: Slot | None = None
         self.body = area.body
         self.body_offset = area.body_offset
         self.body_capacity = len(area.body)
@@ -188,7 +197,7 @@ class Slot:
         """Move to a slot of at least ``body_bytes`` with the same leading bytes; this one is then released.
 
         None if there is no room, and this slot stays as it was. Copies the whole capacity unless the pages
-        behind an own extent happen to be free. Never while a prepare job uses the slot.
+        behind an own extent happen to be free. Never while a prepare job uses the slot, or with a wide view.
         """
         area = self._held()
         if body_bytes <= self.body_capacity:
@@ -203,11 +212,25 @@ class Slot:
             self.release()
         return slot
 
+    def widen_view(self, view_bytes: int) -> bool:
+        """Make the view area at least so long, once and before any job uses the slot; False without room."""
+        slot = self._slab.reserve(view_bytes)
+        if slot is not None:
+            self.adopt_view(slot)
+        return slot is not None
+
+    def adopt_view(self, slot: Slot) -> None:
+        """Take the body area of another slot for the view area; that slot is released with this one."""
+        self.wide_view = slot
+        self.view, self.view_offset, self.view_capacity = slot.body, slot.body_offset, slot.body_capacity
+
     def release(self) -> None:
         """Give the slot back, exactly once: a second time could take it from its next owner, so it raises."""
         area = self._held()
         self._area = None
         self._slab._take_back(area)
+        if self.wide_view is not None:
+            self.wide_view.release()
 
     def _held(self) -> _Area:
         if self._area is None:

@@ -150,7 +150,7 @@ def test_a_quarantined_slot_is_kept_and_everything_else_is_scrubbed() -> None:
     for slot in old:
         slot.body[:] = b"x" * slot.body_capacity
     successor = BodySlab(segment, VIEW_BYTES)
-    kept = successor.quarantine(old[1].view_offset, old[1].body_offset, 100_000)
+    kept = successor.quarantine(old[1].view_offset, VIEW_BYTES, old[1].body_offset, 100_000)
     successor.scrub()
     assert bytes(segment.bytes[old[1].body_offset :][:100_000]) == b"x" * 100_000
     assert segment.bytes[old[0].body_offset] == segment.bytes[old[2].body_offset] == 0
@@ -159,7 +159,7 @@ def test_a_quarantined_slot_is_kept_and_everything_else_is_scrubbed() -> None:
         start, end = span(reserve(successor, 100_000))
         assert end <= low or high <= start
     with pytest.raises(ValueError, match="not free"):
-        successor.quarantine(old[1].view_offset, old[1].body_offset, 100_000)
+        successor.quarantine(old[1].view_offset, VIEW_BYTES, old[1].body_offset, 100_000)
     in_use = successor.in_use_bytes
     kept.release()
     assert successor.in_use_bytes == in_use - (high - low)
@@ -201,3 +201,45 @@ def test_live_slots_never_overlap_and_all_comes_back(steps: list[tuple[str, int]
     assert slab.in_use_bytes == 0
     assert slab.reserve(23 << 20) is not None
     segment.close()
+
+
+def test_a_wide_view_is_as_long_as_asked_and_goes_back_with_its_slot() -> None:
+    _, slab = make_slab()
+    slot = reserve(slab, 100)
+    before = slab.in_use_bytes
+    assert slot.widen_view(3 << 20)
+    assert len(slot.view) == slot.view_capacity >= 3 << 20
+    slot.body[:4], slot.view[:4] = b"body", b"view"
+    assert slot.body[:4] == b"body" and slab.in_use_bytes > before + (3 << 20)
+    slot.release()
+    assert slab.in_use_bytes == 0
+    assert len(reserve(slab, 100).view) == VIEW_BYTES, "the next owner gets an ordinary view"
+
+
+def test_a_view_that_cannot_be_widened_stays_as_it_was() -> None:
+    _, slab = make_slab(4 << 20)
+    slot = reserve(slab, 100)
+    assert not slot.widen_view(8 << 20)
+    assert slot.view_capacity == len(slot.view) == VIEW_BYTES
+    slot.release()
+    assert slab.in_use_bytes == 0
+
+
+def test_a_quarantined_slot_with_a_wide_view_keeps_both_of_its_ranges() -> None:
+    segment, first = make_slab()
+    old = reserve(first, 2 << 20)
+    assert old.widen_view(4 << 20)
+    old.body[:4], old.view[:4] = b"body", b"view"
+    successor = BodySlab(segment, VIEW_BYTES)
+    kept = successor.quarantine(old.view_offset, old.view_capacity, old.body_offset, 2 << 20)
+    successor.scrub()
+    assert (bytes(old.body[:4]), bytes(old.view[:4])) == (b"body", b"view")
+    ranges = [range(old.body_offset, old.body_offset + (2 << 20))]
+    ranges.append(range(old.view_offset, old.view_offset + (4 << 20)))
+    slots = []
+    while (slot := successor.reserve(1 << 20)) is not None:
+        slots.append(slot)
+        assert not any(slot.view_offset in taken or slot.body_offset in taken for taken in ranges)
+    for slot in (*slots, kept):
+        slot.release()
+    assert successor.in_use_bytes == 0

@@ -369,10 +369,10 @@ def _take_over(lanes: tuple[Lane, ...], slab: BodySlab) -> None:
     for lane in lanes:
         first = lane.end.taken
         for place, record in enumerate(lane.end.attach()):
-            sequence, body_offset, body_length, view_offset = record[:4]
+            sequence, body_offset, body_length, view_offset, view_capacity = record[:5]
             job = orphans.get(view_offset)
             if job is None:
-                slot = slab.quarantine(view_offset, body_offset, body_length)
+                slot = slab.quarantine(view_offset, view_capacity, body_offset, body_length)
                 job = orphans[view_offset] = Job(0, 0, slot, body_length, _ignore)
                 job.state = JobState.CANCELLED
                 job.is_release_due = True
