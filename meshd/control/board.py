@@ -145,8 +145,13 @@ class BoardRow(_Words):
         """Say "not hung". Every process calls it at least each second."""
         self.heartbeat_ns = time.monotonic_ns() if now_ns is None else now_ns
 
-    def open(self, role: Role, index: int, pid: int, cpus: str, leader_pid: int = 0) -> None:
-        """Enter a new process (the reaper of the seat, right after the spawn or fork)."""
+    def open(
+        self, role: Role, index: int, pid: int, cpus: str, leader_pid: int = 0, *, is_restart: bool = True
+    ) -> None:
+        """Enter a new process (the reaper of the seat, right after the spawn or fork).
+
+        ``is_restart``: it stands in for one that died here; not so after an orderly replacement.
+        """
         now_ns = time.monotonic_ns()
         self._role = _ROLES.index(role) + 1
         self.index = index
@@ -157,7 +162,7 @@ class BoardRow(_Words):
         self.heartbeat_ns = now_ns
         self.busy = 0
         self.job_deadline_ns = 0
-        if self._state == State.GONE:
+        if self._state == State.GONE and is_restart:
             self.restarts += 1
         self._state = State.STARTING
         self.pid = pid

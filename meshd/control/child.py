@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import json
 import os
+import select
 import signal
 import socket
 from collections.abc import Iterable, Sequence
@@ -16,6 +17,7 @@ from meshd.control.manifest import Manifest
 from meshd.errors import StartupError
 
 _MESSAGE_BYTES: Final = 65536  # SOCK_SEQPACKET: one message is one datagram
+_BEAT_S: Final = 0.5
 _PR_SET_PDEATHSIG: Final = 1
 _PR_SET_NAME: Final = 15
 # The supervisor alone acts on these. Children start with them blocked: none may die before it ignores them.
@@ -35,6 +37,11 @@ class ChildLink:
 
     To the supervisor: ``{"t":"ready"}``. To the child: ``{"t":"drain","grace_s":…}`` (finish what runs, then
     exit 0), ``{"t":"quit"}`` (exit at once), ``{"t":"reopen_logs"}``. End of file: the supervisor is gone.
+
+    In a rolling replacement (supervisor/replacement.py) the new process says ``{"t":"loaded"}`` instead of
+    ready, and waits for ``{"t":"take_over"}``. The old one hears ``{"t":"hand_over"}`` (controller, leader:
+    stop writing and exit 0, leave what lives on to the successor) or ``{"t":"retire","grace_s":…}`` (I/O
+    process: take no new connections, serve the others to their end, then exit 0).
     """
 
     def __init__(self, fd: int, row: BoardRow) -> None:
@@ -63,6 +70,22 @@ class ChildLink:
 
     def fileno(self) -> int:
         return self._socket.fileno()
+
+    def wait_to_take_over(self) -> bool:
+        """Say that all is loaded and wait, beating, until the predecessor has handed over.
+
+        Blocks: for processes whose event loop does not run yet. False: the supervisor wants no successor.
+        """
+        self.send({"t": "loaded"})
+        while not self.is_closed:
+            self._row.beat()
+            select.select([self._socket], [], [], _BEAT_S)
+            for message in self.recv():
+                if message.get("t") == "take_over":
+                    return True
+                if message.get("t") in ("drain", "quit", "retire", "hand_over"):
+                    return False
+        return False
 
 
 def send_message(link: socket.socket, message: dict[str, Any]) -> None:

@@ -14,8 +14,9 @@ from meshd.control.board import Role
 class Topology:
     """Numbers fixed at start, the same for every process of the node.
 
-    There are twice as many I/O and prepare seats as processes, so that a new process can be ready before the
-    old one leaves. ``groups``: the prepare seats of each prepare group.
+    Controller, leaders and I/O processes have two seats each, so that a new process can be ready before the
+    old one leaves: I/O process ``n`` sits in I/O seat ``n`` or ``n + io_processes``. ``groups``: the prepare
+    seats of each prepare group.
     """
 
     io_processes: int
@@ -51,7 +52,7 @@ class Topology:
             io_seats=io_seats,
             prepare_seats=prepare_seats,
             groups=groups,
-            metric_rows=io_seats + prepare_seats + 2 * len(groups) + 2 + backends,
+            metric_rows=io_seats + prepare_seats + 2 * len(groups) + 3 + backends,
             backends=backends,
             **numbers,
         )
@@ -62,23 +63,25 @@ class Topology:
     def board_prepare(self, seat: int) -> int:
         return self.io_seats + seat
 
-    def board_leader(self, group: int) -> int:
-        return self.io_seats + self.prepare_seats + group
+    def board_leader(self, group: int, half: int = 0) -> int:
+        """``half``: 0 or 1, which of the two seats."""
+        return self.io_seats + self.prepare_seats + half * len(self.groups) + group
 
     @property
     def board_controller(self) -> int:
+        """The first of two seats; the other one follows."""
         return self.io_seats + self.prepare_seats + 2 * len(self.groups)
 
     @property
     def board_supervisor(self) -> int:
-        return self.board_controller + 1
+        return self.board_controller + 2
 
     def board_backend(self, number: int) -> int:
-        return self.board_controller + 2 + number
+        return self.board_controller + 3 + number
 
     @property
     def board_seats(self) -> int:
-        return self.board_controller + 2 + self.backends
+        return self.board_controller + 3 + self.backends
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,6 +91,7 @@ class Manifest:
     ``index``: number among its role (I/O seat, prepare group). ``seat``: its row on the board.
     ``settings``: ``Settings.to_dict()``. ``fds``: inherited descriptors by name. ``cpus``: where it may run.
     ``prepare_cpus``: for a leader, the CPU list of each of its prepare seats, in the order of its group.
+    ``takes_over``: another process does this one's work until it is told otherwise (control/child.py).
     """
 
     role: Role
@@ -99,6 +103,7 @@ class Manifest:
     fds: dict[str, int] = field(default_factory=dict)
     cpus: tuple[int, ...] = ()
     prepare_cpus: tuple[tuple[int, ...], ...] = ()
+    takes_over: bool = False
 
     def to_json(self) -> bytes:
         return json.dumps(asdict(self)).encode()

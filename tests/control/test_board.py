@@ -63,3 +63,11 @@ def test_a_long_cpu_list_is_cut_to_its_place(board):
 def test_another_segment_is_no_board():
     with pytest.raises(StartupError):
         ProcessBoard.attach(Segment.create("rings", 4096).fd)
+
+
+def test_an_orderly_replacement_is_no_restart(board):
+    row = board.row(0)
+    row.open(Role.IO, 0, 1, "")
+    row.close()
+    row.open(Role.IO, 0, 2, "", is_restart=False)
+    assert row.restarts == 0

@@ -155,3 +155,23 @@ def test_a_full_link_drops_messages_rather_than_block(pair):
     for _ in range(10_000):
         send_message(ours, {"t": "reopen_logs"})
     assert 0 < len(link.recv()) < 10_000
+
+
+@pytest.mark.parametrize(
+    ("said", "takes_over"), [("take_over", True), ("quit", False), ("drain", False), ("retire", False)]
+)
+def test_a_successor_says_loaded_beats_and_waits_for_the_word(pair, said, takes_over):
+    ours, link, row = pair
+    row.heartbeat_ns = 0
+    send_message(ours, {"t": "reopen_logs"})  # its log was opened just now
+    send_message(ours, {"t": said})
+    assert link.wait_to_take_over() is takes_over
+    assert receive_messages(ours) == ([{"t": "loaded"}], False)
+    assert row.heartbeat_ns > 0
+    assert row.state is State.STARTING
+
+
+def test_a_successor_whose_supervisor_is_gone_does_not_take_over(pair):
+    ours, link, _ = pair
+    ours.close()
+    assert link.wait_to_take_over() is False

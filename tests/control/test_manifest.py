@@ -10,8 +10,9 @@ def test_seats_of_a_topology_are_distinct_and_within_the_board():
     seats = [
         *(topology.board_io(seat) for seat in range(topology.io_seats)),
         *(topology.board_prepare(seat) for seat in range(topology.prepare_seats)),
-        *(topology.board_leader(group) for group in range(2 * len(topology.groups))),
+        *(topology.board_leader(group, half) for group in range(len(topology.groups)) for half in (0, 1)),
         topology.board_controller,
+        topology.board_controller + 1,
         topology.board_supervisor,
         *(topology.board_backend(number) for number in range(2)),
     ]
@@ -32,6 +33,7 @@ def test_a_manifest_survives_its_memfd():
         fds={"board": 3},
         cpus=(0, 1),
         prepare_cpus=((0,), (1,)),
+        takes_over=True,
     )
     fd = manifest.to_memfd()
     assert Manifest.from_json(os.pread(fd, 1 << 20, 0)) == manifest
