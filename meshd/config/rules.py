@@ -5,6 +5,7 @@ A rule is asked only if every setting that it names was read without fault: one 
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -40,6 +41,7 @@ def warnings_of(settings: Settings, sources: Sources) -> list[str]:
     """Return what is allowed, but probably not meant."""
     return [
         *_no_upstream(settings),
+        *_selector_alone(settings),
         *_base_path_of_the_api(settings),
         *_one_upstream(settings, sources),
         *_smaller_body_memory(settings, sources),
@@ -91,6 +93,12 @@ def _equal_upstreams(settings: Settings, sources: Sources) -> Iterator[str]:
             told.add(url)
             yield f"the upstream {url} is given more than once in --worker-urls and [[workers]]"
         seen.add(url)
+
+
+def _worker_types(settings: Settings, sources: Sources) -> Iterator[str]:
+    for spec in settings.workers:
+        if spec.worker_type != "regular":
+            yield f"[[workers]] {spec.url}: worker_type {spec.worker_type} needs prefill/decode topology"
 
 
 def _urls(settings: Settings) -> list[str]:
@@ -188,9 +196,36 @@ def _fault_of(load: Callable[[], object]) -> Iterator[str]:
         yield str(exc)
 
 
+def _dns_client(settings: Settings, sources: Sources) -> Iterator[str]:
+    if settings.discovery_dns:
+        yield from _missing("--discovery-dns", "dns", "dnspython")
+
+
+def _service_discovery(settings: Settings, sources: Sources) -> Iterator[str]:
+    if settings.service_discovery:
+        if not settings.selector:
+            yield "--service-discovery needs --selector: the labels of the pods to register"
+        yield from _missing("--service-discovery", "kubernetes", "kubernetes")
+
+
+def _missing(flag: str, extra: str, package: str) -> Iterator[str]:
+    """Say how to install what a flag needs; the import name of the package is that of the extra."""
+    if importlib.util.find_spec(extra) is None:
+        yield f"{flag} needs the package {package}: pip install 'meshd[{extra}]'"
+
+
+def _selector_alone(settings: Settings) -> Iterator[str]:
+    if settings.selector and not settings.service_discovery:
+        yield "--selector does nothing without --service-discovery"
+
+
+def _discovers(settings: Settings) -> bool:
+    return bool(settings.discovery_file or settings.discovery_dns or settings.service_discovery)
+
+
 def _no_upstream(settings: Settings) -> Iterator[str]:
-    if not _urls(settings) and not settings.demo:
-        yield "no servers: give --worker-urls, [[workers]] or --demo"
+    if not _urls(settings) and not settings.demo and not _discovers(settings):
+        yield "no servers: give --worker-urls, [[workers]], discovery or --demo"
 
 
 def _base_path_of_the_api(settings: Settings) -> Iterator[str]:
@@ -200,7 +235,7 @@ def _base_path_of_the_api(settings: Settings) -> Iterator[str]:
 
 
 def _one_upstream(settings: Settings, sources: Sources) -> Iterator[str]:
-    is_chosen = sources["policy"] != "default"
+    is_chosen = sources["policy"] != "default" and not _discovers(settings)
     if is_chosen and settings.policy == "power_of_two" and len(_urls(settings)) + settings.demo == 1:
         yield "--policy power_of_two compares two upstreams, but only one is given"
 
@@ -220,6 +255,7 @@ RULES: Final[tuple[Rule, ...]] = (
     Rule(("health_check_timeout_secs", "health_check_interval_secs"), _health_timeout),
     Rule(("prepare_queue_timeout_ms", "prepare_timeout_ms"), _prepare_timeouts),
     Rule(("worker_urls", "workers"), _equal_upstreams),
+    Rule(("workers",), _worker_types),
     Rule(("io_cpus", "prepare_cpus"), _cpu_overlap),
     Rule(("chat_template",), _chat_template),
     Rule(("policy", "tokenizer_path", "model_path", "demo"), _tokens),
@@ -227,4 +263,6 @@ RULES: Final[tuple[Rule, ...]] = (
     Rule(("log_dir",), _log_dir),
     Rule(("tls_cert_path", "tls_key_path"), _server_tls),
     Rule(("ca_cert_paths", "client_cert_path", "client_key_path"), _client_tls),
+    Rule(("discovery_dns",), _dns_client),
+    Rule(("service_discovery", "selector"), _service_discovery),
 )

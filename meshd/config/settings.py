@@ -13,9 +13,9 @@ from dataclasses import dataclass, fields
 from functools import partial
 from typing import Any, Final
 
-from meshd.config import checks
+from meshd.config import checks, discovery
 from meshd.config.declaration import Setting, declared_settings, setting
-from meshd.config.workers import WorkerSpec
+from meshd.config.workers import RUNTIME_ALIASES, RUNTIMES, WorkerSpec
 
 _DURATION_BUCKETS: Final = (
     0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0,
@@ -27,6 +27,7 @@ _POLICIES: Final = ("random", "round_robin", "power_of_two", "least_load", "pref
 _listener = partial(setting, section="Listeners", takes_effect="restart")
 _tls = partial(setting, section="TLS", takes_effect="restart", metavar="FILE")
 _upstreams = partial(setting, section="Upstreams", takes_effect="restart")
+_discovery = partial(setting, section="Discovery", takes_effect="restart")
 _routing = partial(setting, section="Routing", takes_effect="restart")
 _admission = partial(setting, section="Admission", takes_effect="restart")
 _request = partial(setting, section="Requests", takes_effect="restart")
@@ -92,16 +93,37 @@ class Settings:
     )
     workers: tuple[WorkerSpec, ...] = _upstreams(
         (),
-        help="More inference servers, each a [[workers]] table of the file: url, api_key, model_id,"
-        " priority, cost, labels.",
+        help="More inference servers, each a [[workers]] table of the file with the members of"
+        " POST /workers.",
     )
     api_key: str = _upstreams(
         "",
-        help="Credential sent to the servers of --worker-urls, and to those of [[workers]] without a key"
-        " of their own. Not inbound authentication.",
+        help="Credential sent to the servers of --worker-urls and of discovery, and to those of [[workers]]"
+        " without a key of their own. Not inbound authentication.",
         metavar="KEY",
         is_secret=True,
         check=checks.check_header_value,
+    )
+    backend: str = _upstreams(
+        "sglang",
+        help="What the servers are; decides what is asked of them when they are registered.",
+        choices=RUNTIMES,
+        choice_aliases=RUNTIME_ALIASES,
+        aliases=("runtime",),
+    )
+    open_admin: bool = _upstreams(
+        False,
+        help="Let every client change the set of servers and the like, not only those on loopback.",
+    )
+    worker_startup_timeout_secs: float = _upstreams(
+        1800.0,
+        help="Without a successful probe for so long after its registration a server has failed to start;"
+        " it is probed on at the normal interval.",
+        unit="s",
+        above=0,
+    )
+    worker_startup_check_interval: float = _upstreams(
+        30.0, help="How often a server that is still starting is logged.", unit="s", above=0
     )
     dp_aware: bool = _upstreams(
         False,
@@ -116,6 +138,45 @@ class Settings:
     )
     enable_igw: bool = _upstreams(
         False, help="Accepted for compatibility; serving several models is always on."
+    )
+
+    discovery_file: str = _discovery(
+        "",
+        help="TOML or JSON file whose workers, written as [[workers]], are registered, and drained when they"
+        " are no longer in it. Replace it by renaming another over it.",
+        metavar="FILE",
+    )
+    discovery_check_interval_secs: float = _discovery(
+        5.0, help="How often --discovery-file is looked at.", unit="s", above=0
+    )
+    discovery_dns: tuple[str, ...] = _discovery(
+        (),
+        help="Names whose addresses (A, AAAA) are registered as http servers, with :PORT where that is not"
+        " 80; a name that starts with _ is looked up as SRV. Asked again after the TTL, within 1 to 60 s."
+        " Needs meshd[dns].",
+        metavar="NAME[:PORT]",
+        check=discovery.check_dns_names,
+    )
+    service_discovery: bool = _discovery(
+        False,
+        help="Register the Kubernetes pods that match --selector while they are Ready. Uses the service"
+        " account of this pod, or the file that KUBECONFIG names. Needs meshd[kubernetes].",
+    )
+    selector: tuple[tuple[str, str], ...] = _discovery(
+        (),
+        help="Labels that the pods of --service-discovery have, all of them.",
+        metavar="KEY=VALUE",
+        check=discovery.check_selector,
+    )
+    service_discovery_port: int = _discovery(
+        80, help="Port of the servers in pods.", metavar="PORT", minimum=1, maximum=65535
+    )
+    service_discovery_namespace: str = _discovery(
+        "",
+        help="Namespace of the pods.",
+        metavar="NAMESPACE",
+        default_text="all",
+        check=discovery.check_namespace,
     )
 
     policy: str = _routing(
@@ -321,6 +382,7 @@ class Settings:
             name: tuple(value) if isinstance(value, list) else value for name, value in plain.items()
         }
         values["workers"] = tuple(WorkerSpec.from_dict(spec) for spec in plain["workers"])
+        values["selector"] = tuple((key, text) for key, text in plain["selector"])
         return cls(**values)
 
 

@@ -39,8 +39,17 @@ def from_words(setting: Setting, words: Sequence[str]) -> Any:
 
 
 def _from_items(setting: Setting, words: Sequence[str]) -> Any:
+    if setting.kind is Kind.PAIRS:
+        return check(setting, tuple(_read_pair(word) for word in words))
     kind = Kind.NUMBER if setting.kind is Kind.NUMBERS else Kind.TEXT
     return check(setting, tuple(_read(kind, word) for word in words))
+
+
+def _read_pair(word: str) -> tuple[str, str]:
+    name, has_value, text = _read(Kind.TEXT, word).partition("=")
+    if not has_value:
+        raise ValueError(f"{word!r} is not written name=value")
+    return name, text
 
 
 def _is_parted_by_commas(setting: Setting, words: Sequence[str]) -> bool:
@@ -114,6 +123,8 @@ def _read_boolean(text: str) -> bool:
 def _convert(kind: Kind, value: object) -> Any:
     if kind is Kind.TABLES:
         return _read_tables(value)
+    if kind is Kind.PAIRS:
+        return _convert_pairs(value)
     if kind.is_list:
         if not isinstance(value, list):
             raise ValueError("must be an array")
@@ -130,6 +141,12 @@ def _convert(kind: Kind, value: object) -> Any:
     if not math.isfinite(number):
         raise ValueError("must be a finite number")
     return number
+
+
+def _convert_pairs(value: object) -> tuple[tuple[str, str], ...]:
+    if not isinstance(value, dict) or not all(isinstance(text, str) for text in value.values()):
+        raise ValueError("must be a table of strings")
+    return tuple(value.items())
 
 
 def _typed(value: object, types: type | tuple[type, ...], words: str) -> Any:
@@ -170,7 +187,7 @@ def to_toml(value: Any, is_secret: bool = False) -> str:
     if isinstance(value, str):
         return _quoted("***" if is_secret and value else value)
     if isinstance(value, WorkerSpec):
-        members = value.to_dict()
+        members = {name: member for name, member in value.to_dict().items() if member is not None}
         members["api_key"] = "***" if value.api_key else ""
         return to_toml(members)
     if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""The ``[[workers]]`` tables of the file: upstreams with a key, a model name or labels of their own."""
+"""One upstream as it is described: a ``[[workers]]`` table of the file, or the body of ``POST /workers``."""
 
 from __future__ import annotations
 
@@ -11,17 +11,48 @@ from meshd.config.declaration import MAX_INTEGER, MAX_NUMBER
 from meshd.config.names import unknown
 from meshd.config.urls import normalize_url
 
+RUNTIMES: Final = ("sglang", "vllm", "trtllm", "atom")
+RUNTIME_ALIASES: Final = (("tensorrt-llm", "trtllm"),)
+WORKER_TYPES: Final = ("regular", "prefill", "decode")
+PROBING: Final = (
+    "health_check_interval_secs",
+    "health_check_timeout_secs",
+    "health_success_threshold",
+    "health_failure_threshold",
+    "disable_health_check",
+)
+"""The members that say how an upstream is probed."""
+IGNORED: Final = ("reasoning_parser", "tool_parser", "dp_aware", "max_connection_attempts")
+
 
 @dataclass(frozen=True, slots=True)
 class WorkerSpec:
-    """One upstream. No ``api_key``: that of the settings; no ``model_id``: discovered."""
+    """One upstream; None or empty: not given. Then the key and the probing are those of the settings, the
+    model is discovered, priority and cost are those of its labels, else 50 and 1.0.
+    """
 
     url: str
     api_key: str = field(default="", repr=False)
     model_id: str = ""
-    priority: int = 50
-    cost: float = 1.0
+    priority: int | None = None
+    cost: float | None = None
+    worker_type: str = "regular"
+    bootstrap_port: int | None = None
+    runtime: str = ""
     labels: Mapping[str, str] = field(default_factory=dict)
+    tokenizer_path: str = ""
+    chat_template: str = ""
+    health_check_interval_secs: float | None = None
+    health_check_timeout_secs: float | None = None
+    health_success_threshold: int | None = None
+    health_failure_threshold: int | None = None
+    disable_health_check: bool | None = None
+
+    @property
+    def probing(self) -> dict[str, float]:
+        """The members of ``PROBING`` that were given."""
+        values = ((name, getattr(self, name)) for name in PROBING)
+        return {name: value for name, value in values if value is not None}
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -32,17 +63,32 @@ class WorkerSpec:
 
 
 def read_worker(table: object) -> WorkerSpec:
-    """Check one table of the file. Raises ``ValueError`` for the first fault in it."""
+    """Check one description, from TOML or JSON. Raises ``ValueError`` for the first fault in it."""
     if not isinstance(table, dict):
         raise ValueError("must be a table, written [[workers]]")
-    members = {str(key).replace("-", "_"): value for key, value in table.items()}
-    known = [each.name for each in fields(WorkerSpec)]
-    for name in members:
-        if name not in known:
-            raise ValueError(unknown("member", name, known))
+    members = read_members(table, tuple(each.name for each in fields(WorkerSpec)))
     if "url" not in members:
         raise ValueError("needs a url")
-    return WorkerSpec(**{name: _member(name, value) for name, value in members.items()})
+    spec = WorkerSpec(**members)
+    if spec.bootstrap_port is not None and spec.worker_type != "prefill":
+        raise ValueError("bootstrap_port: only a prefill server has one")
+    return spec
+
+
+def read_members(table: Mapping[Any, object], known: tuple[str, ...]) -> dict[str, Any]:
+    """Check each member of ``table`` and return those of ``known``; ignored ones are left out.
+
+    Raises ``ValueError`` for an unknown one, naming the nearest, or for one with a fault.
+    """
+    members = {str(key).replace("-", "_"): value for key, value in table.items()}
+    for name in members:
+        if name not in known and name not in IGNORED:
+            raise ValueError(unknown("member", name, known))
+    checked = {name: _member(name, value) for name, value in members.items() if name in known}
+    timeout, interval = (checked.get(name) for name in PROBING[1::-1])
+    if timeout is not None and interval is not None and timeout > interval:
+        raise ValueError("health_check_timeout_secs: is above health_check_interval_secs")
+    return checked
 
 
 def _member(name: str, value: object) -> Any:
@@ -73,9 +119,52 @@ def _integer(value: object) -> int:
 
 
 def _cost(value: object) -> float:
-    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= MAX_NUMBER:
-        raise ValueError(f"must be a number from 0 to {MAX_NUMBER:.0f}")
+    return _number(value, 0)
+
+
+def _seconds(value: object) -> float:
+    seconds = _number(value, 0)
+    if not seconds:
+        raise ValueError("must be above 0")
+    return seconds
+
+
+def _number(value: object, least: float) -> float:
+    if not isinstance(value, int | float) or isinstance(value, bool) or not least <= value <= MAX_NUMBER:
+        raise ValueError(f"must be a number from {least:g} to {MAX_NUMBER:.0f}")
     return float(value)
+
+
+def _threshold(value: object) -> int:
+    if _integer(value) < 1:
+        raise ValueError("must be at least 1")
+    return _integer(value)
+
+
+def _flag(value: object) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError("must be true or false")
+    return value
+
+
+def _port(value: object) -> int | None:
+    if value is not None and not 1 <= _integer(value) <= 65535:
+        raise ValueError("must be a number from 1 to 65535")
+    return None if value is None else _integer(value)
+
+
+def _worker_type(value: object) -> str:
+    return _one_of(_text(value), WORKER_TYPES)
+
+
+def _runtime(value: object) -> str:
+    return _one_of(dict(RUNTIME_ALIASES).get(_text(value), _text(value)), RUNTIMES)
+
+
+def _one_of(value: str, choices: tuple[str, ...]) -> str:
+    if value not in choices:
+        raise ValueError(f"must be one of {', '.join(choices)}")
+    return value
 
 
 def _labels(value: object) -> dict[str, str]:
@@ -90,5 +179,15 @@ _MEMBERS: Final[Mapping[str, Callable[[object], Any]]] = {
     "model_id": _text,
     "priority": _integer,
     "cost": _cost,
+    "worker_type": _worker_type,
+    "bootstrap_port": _port,
+    "runtime": _runtime,
     "labels": _labels,
+    "tokenizer_path": _text,
+    "chat_template": _text,
+    "health_check_interval_secs": _seconds,
+    "health_check_timeout_secs": _seconds,
+    "health_success_threshold": _threshold,
+    "health_failure_threshold": _threshold,
+    "disable_health_check": _flag,
 }
