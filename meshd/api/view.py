@@ -9,6 +9,12 @@ NEEDS_TEXT: Final = 1
 NEEDS_TOKENS: Final = 2
 NEEDS_RANK_FREE: Final = 4
 """What a prepare job must produce beside the parse: the ``needs`` bits of a job descriptor."""
+NEEDS_SESSION: Final = 8
+"""What a policy reads of the request's head; no prepare job is asked for it."""
+
+UNKNOWN_ASSIGNMENT: Final = -1
+NO_ASSIGNMENT: Final = -2
+"""Values of ``RoutingView.assigned``: nobody asked the controller yet; it gave no answer."""
 
 
 class StageTimes(NamedTuple):
@@ -18,6 +24,7 @@ class StageTimes(NamedTuple):
     template: int = 0
     encode: int = 0
     view: int = 0
+    decode: int = 0
 
 
 NO_STAGES = StageTimes()
@@ -31,6 +38,9 @@ class RoutingView:
     of the prompt packed as u32 little-endian, empty when not asked for or when the prompt is empty.
     ``prefix_key``: xxh3_64 of ``token_ids``, 0 without them; ``key_position``: its place on the hash
     ring. ``text_bytes``: UTF-8 length of the routing text up to 524288, 0 when text was not asked for.
+    ``block_keys``: its keys in the prefix index, packed u64 (block_keys.py).
+    ``session_key`` and ``assigned`` do not come from the body: the first ``x-session-id``, and the number
+    of the upstream that the controller assigned to a new session.
     ``rank_free``: the body without its ``data_parallel_rank``, see ``rank_body``; ``None`` if not asked for.
     """
 
@@ -46,3 +56,6 @@ class RoutingView:
     text_bytes: int = 0
     stage_ns: StageTimes = NO_STAGES
     rank_free: tuple[int, ...] | None = None
+    block_keys: bytes = b""
+    session_key: bytes = b""
+    assigned: int = UNKNOWN_ASSIGNMENT

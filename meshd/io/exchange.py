@@ -148,6 +148,7 @@ class Exchange:
             view = await io.director.prepare(job)
             if isinstance(view, MeshError):
                 raise view
+            assert isinstance(view, RoutingView)
         else:
             view = RoutingView("")
         self._note_view(endpoint, view)

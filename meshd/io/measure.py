@@ -195,7 +195,7 @@ class PrepareCounters:
         self.dispatched = row.gauge("mesh_prepare_dispatched_jobs").set
         self._stages = {
             name: row.buffered_histogram("mesh_prepare_stage_seconds", stage=name)
-            for name in ("json_parse", "view", "template", "encode")
+            for name in ("json_parse", "view", "template", "encode", "decode")
         }
 
     def stage(self, name: str, seconds: float) -> None:

@@ -222,7 +222,7 @@ def _router_families(buckets_d: tuple[float, ...]) -> list[Family]:
 
 
 def _prepare_families() -> list[Family]:
-    stage = closed("stage", "json_parse view template encode")
+    stage = closed("stage", "json_parse view template encode decode")
     return [
         _gauge("mesh_prepare_queued_jobs", "Preparation jobs waiting."),
         _gauge("mesh_prepare_dispatched_jobs", "Preparation jobs dispatched."),

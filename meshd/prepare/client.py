@@ -47,7 +47,7 @@ __all__ = ["Job", "PrepareClient", "PrepareMetrics", "PrepareSettings", "Result"
 
 _NO_WORKER_LIMIT_NS: Final = 10_000_000_000
 _LOOK_LIMIT_NS: Final = 1_000_000_000
-_STAGES: Final = ("json_parse", "template", "encode", "view")
+_STAGES: Final = ("json_parse", "template", "encode", "view", "decode")
 _MESSAGES: Final = {
     "prepare_queue_full": "Too many requests wait for preparation.",
     "prepare_pool_closed": "The preparation pool is closed.",
@@ -269,14 +269,15 @@ class PrepareClient:
         metrics = self._metrics
         metrics.queue_seconds((job.claimed_ns - job.submitted_ns) * 1e-9)
         metrics.run_seconds((job.finished_ns - job.claimed_ns) * 1e-9)
-        if isinstance(result, MeshError):
-            metrics.rejection(result.code)
-        else:
-            for name, stage_ns in zip(_STAGES, result.stage_ns, strict=True):
-                if stage_ns:
-                    metrics.stage(name, stage_ns * 1e-9)
+        for name, stage_ns in zip(_STAGES, result.stage_ns, strict=True):
+            if stage_ns:
+                metrics.stage(name, stage_ns * 1e-9)
         job.state = JobState.FINISHED
-        job.on_done(result)
+        if isinstance(result, codec.Refusal):
+            metrics.rejection(result.error.code)
+            job.on_done(result.error)
+        else:
+            job.on_done(result)
 
     def _decide_held(self, job: Job) -> None:
         """No descriptor is out any more: the result is whole unless a withdrawn one ran."""

@@ -1,4 +1,4 @@
-"""A job's result as bytes in the view area of its slot: a routing view or a refusal.
+"""A job's result as bytes in the view area of its slot: a routing view, a whole answer, or a refusal.
 
     0        4      5       6      8        12       16        20           24
     ┌────────┬──────┬───────┬──────┬────────┬────────┬─────────┬────────────┐
@@ -7,28 +7,32 @@
     ├────────┴──────┴───────┴──────┴────────┴────────┴─────────┴────────────┤ 24
     │ prefix_key u64 │ key_position u64 │ text_bytes u64                      │
     ├───────────────────────────────────────────────────────────────────────┤ 48
-    │ json_parse u64 │ template u64 │ encode u64 │ view u64      nanoseconds  │
-    ├───────────────────────────────────────────────────────────────────────┤ 80
-    │ name bytes: model, or error code │ tail bytes: token ids, or message   │
+    │ json_parse u64 │ template u64 │ encode u64 │ view u64 │ decode u64  ns  │
+    ├───────────────────────────────────────────────────────────────────────┤ 88
+    │ name bytes: model, or error code │ tail bytes: ids, answer, or message │
     ├───────────────────────────────────────────────────────────────────────┤
     │ rank-free body: start u64 │ end u64 of each piece that stays           │
     └───────────────────────────────────────────────────────────────────────┘
 
 Everything is little-endian. ``length`` is the whole record. ``pieces`` is one more than there are, and 0 for
 a view that was not asked for them. Token ids stay packed: an I/O process hands them on and never walks them.
+An answer, which can be megabytes, is not copied out; one that does not fit is left out, and its record has
+in ``text_bytes`` the length of the view area that it needs.
 """
 
 from __future__ import annotations
 
 import struct
-from typing import Final
+from typing import Final, NamedTuple
 
+from meshd.api.answer import Answer
 from meshd.api.view import NO_STAGES, RoutingView, StageTimes
 from meshd.errors import CODES, MeshError
 
-_CHECK: Final = 0x4D565732  # "MVW2": magic and version of this layout in one word
+_CHECK: Final = 0x4D565733  # "MVW3": magic and version of this layout in one word
 _VIEW: Final = 1
 _REFUSAL: Final = 2
+_ANSWER: Final = 3
 _STREAM: Final = 1
 _LOGPROBS: Final = 2
 _HAS_STATE: Final = 4
@@ -36,7 +40,7 @@ _CREATES_STATE: Final = 8
 _ALL_FLAGS: Final = 15
 _U32_MAX: Final = 0xFFFF_FFFF
 
-_HEAD: Final = struct.Struct("<IBBHIIIIQQQQQQQ")
+_HEAD: Final = struct.Struct("<IBBHIIIIQQQQQQQQ")
 HEAD_BYTES: Final = _HEAD.size
 _PIECE_BYTES: Final = 16
 
@@ -47,6 +51,13 @@ class ViewTooLarge(Exception):
 
 class CodecFault(Exception):
     """The bytes are no result of a prepare job: a fault of the shared layout, not of a request."""
+
+
+class Refusal(NamedTuple):
+    """A request that the job refused, and the time it spent on it."""
+
+    error: MeshError
+    stage_ns: StageTimes
 
 
 def encode_view(view: RoutingView, out: memoryview) -> int:
@@ -105,7 +116,27 @@ def encode_refusal(code: str, message: str, out: memoryview, stages: StageTimes 
     return length
 
 
-def decode_result(data: memoryview) -> RoutingView | MeshError:
+def encode_answer(model: str, body: bytes, stages: StageTimes, out: memoryview) -> int:
+    """Write the answer ``body``, or how much room it needs, and return the bytes written.
+
+    Raises ``ViewTooLarge`` if not even the model's name fits.
+    """
+    name = model.encode()
+    names_end = HEAD_BYTES + len(name)
+    needed = length = names_end + len(body)
+    if needed > len(out):
+        length = names_end
+        if length > len(out):
+            raise ViewTooLarge(f"an answer of {needed} bytes does not fit {len(out)}")
+    tail = length - names_end
+    _HEAD.pack_into(out, 0, _CHECK, _ANSWER, 0, 0, length, len(name), tail, 0, 0, 0, needed, *stages)
+    out[HEAD_BYTES:names_end] = name
+    if tail:
+        out[names_end:length] = body
+    return length
+
+
+def decode_result(data: memoryview) -> RoutingView | Answer | Refusal:
     """Return the result that ``data``, exactly one record, holds; nothing returned points into ``data``.
 
     Raises ``CodecFault`` for anything that the encoders above do not write.
@@ -152,5 +183,8 @@ def decode_result(data: memoryview) -> RoutingView | MeshError:
             struct.unpack_from(f"<{2 * (pieces - 1)}Q", data, tail_end) if pieces else None,
         )
     if kind == _REFUSAL and not pieces and name in CODES:
-        return MeshError(name, str(data[names_end:length], "utf-8", "ignore"))
+        message = str(data[names_end:length], "utf-8", "ignore")
+        return Refusal(MeshError(name, message), StageTimes._make(stages))
+    if kind == _ANSWER and not pieces and (text_bytes == length or (text_bytes > length and not tail_bytes)):
+        return Answer(name, names_end, tail_bytes, text_bytes, StageTimes._make(stages))
     raise CodecFault(f"a result of kind {kind} is not one of this layout")

@@ -20,6 +20,7 @@ from collections.abc import Callable
 from enum import Enum
 from typing import TYPE_CHECKING
 
+from meshd.api.answer import Answer
 from meshd.api.view import RoutingView
 from meshd.errors import MeshError
 from meshd.slab import Slot
@@ -27,7 +28,7 @@ from meshd.slab import Slot
 if TYPE_CHECKING:
     from meshd.prepare.lane import Entry
 
-Result = RoutingView | MeshError
+Result = RoutingView | Answer | MeshError
 
 
 class JobState(Enum):
@@ -42,7 +43,7 @@ class JobState(Enum):
 
 
 class Job:
-    """One body to be prepared. ``on_done`` gets the routing view or the error, once, and never after cancel.
+    """One body to be prepared. ``on_done`` gets the result or the error, once, and never after cancel.
 
     The job borrows ``slot`` from ``submit`` until ``release_slot``. ``claimed_ns`` and ``finished_ns`` say
     when the worker ran the attempt that gave the result; both stay 0 if none did.

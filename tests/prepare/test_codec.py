@@ -4,13 +4,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from meshd.api.answer import Answer
 from meshd.api.view import RoutingView, StageTimes
-from meshd.errors import CODES, MeshError
+from meshd.errors import CODES
 from meshd.prepare.codec import (
     HEAD_BYTES,
     CodecFault,
+    Refusal,
     ViewTooLarge,
     decode_result,
+    encode_answer,
     encode_refusal,
     encode_view,
 )
@@ -28,7 +31,7 @@ VIEWS = st.builds(
     prefix_key=U64,
     key_position=U64,
     text_bytes=U64,
-    stage_ns=st.builds(StageTimes, U64, U64, U64, U64),
+    stage_ns=st.builds(StageTimes, U64, U64, U64, U64, U64),
     rank_free=st.none() | st.lists(st.tuples(U64, U64), max_size=32).map(lambda pairs: sum(pairs, ())),
 )
 
@@ -47,9 +50,12 @@ def test_a_view_survives_the_round_trip(view):
 @given(st.sampled_from(sorted(CODES)), st.text())
 def test_a_refusal_survives_the_round_trip(code, message):
     out = area()
-    error = decode_result(out[: encode_refusal(code, message, out)])
-    assert isinstance(error, MeshError)
+    times = StageTimes(1, 2, 3, 4, 5)
+    refusal = decode_result(out[: encode_refusal(code, message, out, times)])
+    assert isinstance(refusal, Refusal)
+    error = refusal.error
     assert (error.code, error.message, error.status) == (code, message, CODES[code].status)
+    assert refusal.stage_ns == times
 
 
 def test_a_view_that_does_not_fit_leaves_the_area_as_it_was():
@@ -63,16 +69,41 @@ def test_a_view_that_does_not_fit_leaves_the_area_as_it_was():
 
 def test_a_refusal_always_fits_by_cutting_its_message():
     out = area(256)
-    error = decode_result(out[: encode_refusal("invalid_request", "é" * 1000, out)])
-    assert isinstance(error, MeshError)
-    assert set(error.message) == {"é"}
+    refusal = decode_result(out[: encode_refusal("invalid_request", "é" * 1000, out)])
+    assert isinstance(refusal, Refusal)
+    assert set(refusal.error.message) == {"é"}
 
 
 def test_a_refusal_takes_a_message_with_a_lone_surrogate():
     out = area()
-    error = decode_result(out[: encode_refusal("invalid_request", "a\ud800", out)])
-    assert isinstance(error, MeshError)
-    assert error.message == "a?"
+    refusal = decode_result(out[: encode_refusal("invalid_request", "a\ud800", out)])
+    assert isinstance(refusal, Refusal)
+    assert refusal.error.message == "a?"
+
+
+@given(st.text(), st.binary(min_size=1), st.builds(StageTimes, U64, U64, U64, U64, U64))
+def test_an_answer_stays_in_the_area_and_is_found_there(model, body, times):
+    out = area()
+    length = encode_answer(model, body, times, out)
+    answer = decode_result(out[:length])
+    assert isinstance(answer, Answer) and answer.is_written
+    assert (answer.model, answer.view_bytes, answer.stage_ns) == (model, length, times)
+    assert bytes(out[answer.start : answer.start + answer.length]) == body
+
+
+def test_an_answer_that_does_not_fit_says_how_much_room_it_needs():
+    out, times, body = area(1000), StageTimes(1, 0, 2), b"x" * 5000
+    answer = decode_result(out[: encode_answer("m1", body, times, out)])
+    assert isinstance(answer, Answer)
+    assert (answer.is_written, answer.model, answer.stage_ns) == (False, "m1", times)
+    large = area(answer.view_bytes)
+    assert encode_answer("m1", body, times, large[:-1]) < HEAD_BYTES + 5
+    assert encode_answer("m1", body, times, large) == len(large)
+
+
+def test_an_answer_whose_model_name_does_not_fit_is_no_answer():
+    with pytest.raises(ViewTooLarge):
+        encode_answer("m" * 1000, b"{}", StageTimes(), area(1000))
 
 
 def test_a_batch_beyond_32_bits_is_recorded_as_the_largest_count():
@@ -106,7 +137,7 @@ def test_a_cut_or_overlong_record_is_a_fault_of_the_layout(view, data):
         decode_result(out[:wrong])
 
 
-@pytest.mark.parametrize(("offset", "value"), [(0, 0), (4, 3), (5, 16), (6, 2), (12, 200), (16, 3)])
+@pytest.mark.parametrize(("offset", "value"), [(0, 0), (4, 9), (5, 16), (6, 2), (12, 200), (16, 3)])
 def test_a_wrong_word_in_the_head_is_a_fault_of_the_layout(offset, value):
     out = area()
     length = encode_view(RoutingView("m1", token_ids=b"\1\0\0\0"), out)
