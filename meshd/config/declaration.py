@@ -7,8 +7,11 @@ from dataclasses import MISSING, dataclass, field, fields
 from enum import StrEnum
 from typing import Any, Final, Literal, get_args, get_origin, get_type_hints
 
-#: ``live``: within 1 s of SIGHUP. ``restart``: with a new start of meshd, which SIGHUP tells.
-TakesEffect = Literal["live", "restart"]
+#: ``live``: within 1 s of SIGHUP. ``processes``: SIGHUP replaces the processes that read it, old ones drain.
+#: ``restart``: with a new start of meshd, which SIGHUP tells; listeners, shared memory, topology.
+TakesEffect = Literal["live", "processes", "restart"]
+#: Kinds of processes that read a setting; ``leader`` stands for prepare workers too.
+Reader = Literal["io", "controller", "leader"]
 
 # Whole numbers stay exact in JSON and in 64-bit words; times stay below 32 years, so that their
 # nanoseconds fit a signed 64-bit word.
@@ -25,11 +28,13 @@ class Kind(StrEnum):
     TEXT = "text"
     LIST = "list"
     NUMBERS = "list of numbers"
+    PAIRS = "table of strings"  # written name=value where there are no tables
     TABLES = "array of tables"  # in the file alone
 
     @property
     def is_list(self) -> bool:
-        return self in (Kind.LIST, Kind.NUMBERS)
+        """Whether a flag takes several words, and repeats add up."""
+        return self in (Kind.LIST, Kind.NUMBERS, Kind.PAIRS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +44,8 @@ class Setting:
     ``above`` is an exclusive lower bound. ``choice_aliases``: other spellings of a choice.
     ``aliases``: other names, written as flags without ``--``. ``default_text``: what help shows where
     the default is a stand-in such as 0. ``check``: returns the value, perhaps in normal form, or raises
-    ``ValueError`` with words that follow "name: ".
+    ``ValueError`` with words that follow "name: ". ``readers``: which processes a change replaces, if it
+    takes effect with new processes.
     """
 
     name: str
@@ -59,6 +65,7 @@ class Setting:
     default_text: str
     is_secret: bool
     check: Callable[[Any], Any] | None
+    readers: tuple[Reader, ...]
 
     @property
     def flag(self) -> str:
@@ -90,6 +97,7 @@ def setting(
     default_text: str = "",
     is_secret: bool = False,
     check: Callable[[Any], Any] | None = None,
+    readers: tuple[Reader, ...] = ("io", "controller", "leader"),
 ) -> Any:
     """Declare one attribute of a settings dataclass; name and kind come from the attribute itself."""
     declared = {
@@ -107,6 +115,7 @@ def setting(
         "default_text": default_text,
         "is_secret": is_secret,
         "check": check,
+        "readers": readers,
     }
     return field(default=default, repr=not is_secret, metadata=declared)
 
@@ -123,5 +132,6 @@ def declared_settings(cls: type) -> tuple[Setting, ...]:
 
 def _kind_of(hint: Any) -> Kind:
     if get_origin(hint) is tuple:
-        return {str: Kind.LIST, float: Kind.NUMBERS}.get(get_args(hint)[0], Kind.TABLES)
+        kinds = {str: Kind.LIST, float: Kind.NUMBERS, tuple[str, str]: Kind.PAIRS}
+        return kinds.get(get_args(hint)[0], Kind.TABLES)
     return {bool: Kind.BOOLEAN, int: Kind.INTEGER, float: Kind.NUMBER, str: Kind.TEXT}[hint]

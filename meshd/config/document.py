@@ -25,10 +25,14 @@ their sources.
 | switch | `--x`, `--x=false`, `--no-x` | `1 true yes on` / `0 false no off` | `true` / `false` |
 | number | decimal; `_` allowed | the same | number |
 | list | `--x a b --x c` (repeats add up) | separated by spaces | array |
+| table of strings | `--x k=v k=v` (repeats add up) | separated by spaces | table |
 
-"Takes effect" tells when a change acts: *restart* only with a new start of meshd. SIGHUP names the settings
-that differ in the log; besides, it opens the log anew and reads the files of section TLS.
+"Takes effect" tells what SIGHUP does with a change. *live*: it acts within 1 s. *new processes*: those that
+read it are replaced, without a failed request: new ones start, which takes seconds (longer with large
+tokenizers or on a busy machine), take over together, and the old ones end what they have. *restart*: nothing,
+but a warning. The log names the changes. SIGHUP also opens the log anew and reads the files of section TLS.
 """
+_EFFECTS: Final = {"live": "live", "processes": "new processes", "restart": "restart"}
 _UNSUPPORTED: Final = """\
 ## Flags of other routers that meshd lacks
 
@@ -56,7 +60,7 @@ def _row(setting: Setting) -> str:
     name = f"`{setting.flag}`" if setting.has_flag else f"`[[{setting.name}]]` (file only)"
     default = default_text(setting) or "–"
     details = details_text(setting) or str(setting.kind)
-    return f"| {name}<br>{setting.help} | {default} | {details} | {setting.takes_effect} |\n"
+    return f"| {name}<br>{setting.help} | {default} | {details} | {_EFFECTS[setting.takes_effect]} |\n"
 
 
 def _aliases() -> str:

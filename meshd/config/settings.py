@@ -3,7 +3,8 @@
 Flags, variables, file keys, help, ``--print-config`` and docs/settings.md derive from this dataclass; a
 new setting is one more attribute here. 0 (or −1, where 0 means something) stands for "derive it".
 
-No setting can change in a running node: SIGHUP only names those that differ (supervisor/reload.py).
+What a running node can take from a changed file is said by ``takes_effect`` and ``readers``: a setting that
+decides about listeners, shared memory or the topology is "restart" (supervisor/reload.py).
 """
 
 from __future__ import annotations
@@ -25,18 +26,19 @@ _REQUEST_ID_HEADERS: Final = ("x-request-id", "x-correlation-id", "x-trace-id", 
 _POLICIES: Final = ("random", "round_robin", "power_of_two", "least_load", "prefix_hash")
 
 _listener = partial(setting, section="Listeners", takes_effect="restart")
-_tls = partial(setting, section="TLS", takes_effect="restart", metavar="FILE")
-_upstreams = partial(setting, section="Upstreams", takes_effect="restart")
-_discovery = partial(setting, section="Discovery", takes_effect="restart")
-_routing = partial(setting, section="Routing", takes_effect="restart")
-_admission = partial(setting, section="Admission", takes_effect="restart")
-_request = partial(setting, section="Requests", takes_effect="restart")
-_timer = partial(setting, section="Timeouts", takes_effect="restart", unit="s", above=0)
-_health = partial(setting, section="Health checks", takes_effect="restart")
+_front = partial(setting, takes_effect="processes", readers=("io", "controller"))
+_tls = partial(_front, section="TLS", metavar="FILE")
+_upstreams = partial(setting, section="Upstreams", takes_effect="processes", readers=("controller",))
+_discovery = partial(setting, section="Discovery", takes_effect="processes", readers=("controller",))
+_routing = partial(_front, section="Routing")
+_admission = partial(_front, section="Admission")
+_request = partial(_front, section="Requests")
+_timer = partial(_front, section="Timeouts", unit="s", above=0)
+_health = partial(setting, section="Health checks", takes_effect="processes", readers=("controller",))
 _process = partial(setting, section="Processes and CPUs", takes_effect="restart")
-_prepare = partial(setting, section="Preparation", takes_effect="restart")
-_log = partial(setting, section="Log", takes_effect="restart")
-_shutdown = partial(setting, section="Shutdown", takes_effect="restart", unit="s", minimum=0)
+_prepare = partial(setting, section="Preparation", takes_effect="processes")
+_log = partial(setting, section="Log", takes_effect="processes")
+_shutdown = partial(setting, section="Shutdown", takes_effect="live", unit="s", minimum=0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,6 +135,7 @@ class Settings:
     demo: int = _upstreams(
         0,
         help="Start this many bundled deterministic servers on loopback and register them.",
+        takes_effect="restart",
         minimum=0,
         maximum=1024,
     )
@@ -151,10 +154,10 @@ class Settings:
     )
     discovery_dns: tuple[str, ...] = _discovery(
         (),
-        help="Names whose addresses (A, AAAA) are registered as http servers, with :PORT where that is not"
+        help="Names whose addresses (A, AAAA) are registered as http servers; NAME:PORT where the port is not"
         " 80; a name that starts with _ is looked up as SRV. Asked again after the TTL, within 1 to 60 s."
         " Needs meshd[dns].",
-        metavar="NAME[:PORT]",
+        metavar="NAME",
         check=discovery.check_dns_names,
     )
     service_discovery: bool = _discovery(
@@ -187,6 +190,7 @@ class Settings:
     prefix_token_count: int = _routing(
         256,
         help="Policy prefix_hash: tokens of the prompt that are hashed.",
+        takes_effect="restart",  # the room for a view in shared memory
         unit="tokens",
         minimum=1,
     )
@@ -210,6 +214,7 @@ class Settings:
     body_memory_bytes: int = _request(
         0,
         help="Memory for request bodies on this node.",
+        takes_effect="restart",
         unit="bytes",
         minimum=0,
         default_text="25 % of the smaller of RAM and cgroup limit",
