@@ -44,7 +44,8 @@ def config_text(result: LoadResult, derived: Mapping[str, Any]) -> str:
     lines = []
     for setting in SETTINGS:
         name = setting.name
-        value = to_toml(derived.get(name, getattr(result.settings, name)), setting.is_secret)
+        held = derived.get(name, getattr(result.settings, name))
+        value = to_toml(dict(held) if setting.kind is Kind.PAIRS else held, setting.is_secret)
         lines.append(f"{name} = {value}  # {'derived' if name in derived else result.sources[name]}\n")
     return "".join(lines)
 
@@ -75,6 +76,8 @@ def default_text(setting: Setting) -> str:
         return setting.default_text
     if setting.kind is Kind.BOOLEAN:
         return "on" if setting.default else "off"
+    if setting.kind is Kind.PAIRS:
+        return " ".join(f"{name}={text}" for name, text in setting.default)
     if setting.kind.is_list:
         return " ".join(_plain(item) for item in setting.default)
     if setting.name == "demo" or setting.kind is Kind.TABLES:

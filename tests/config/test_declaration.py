@@ -13,6 +13,7 @@ class _Few:
     size_secs: float = setting(1.5, section="A", help="h", takes_effect="live", unit="s")
     names: tuple[str, ...] = setting((), section="B", help="h", takes_effect="restart")
     bounds: tuple[float, ...] = setting((1.0,), section="B", help="h", takes_effect="restart")
+    labels: tuple[tuple[str, str], ...] = setting((), section="B", help="h", takes_effect="restart")
 
 
 def test_name_kind_and_default_come_from_the_attribute() -> None:
@@ -22,6 +23,7 @@ def test_name_kind_and_default_come_from_the_attribute() -> None:
         ("size_secs", Kind.NUMBER, 1.5),
         ("names", Kind.LIST, ()),
         ("bounds", Kind.NUMBERS, (1.0,)),
+        ("labels", Kind.PAIRS, ()),
     ]
 
 

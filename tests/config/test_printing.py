@@ -10,7 +10,7 @@ from meshd.config.printing import config_text, help_text
 def test_the_printed_configuration_is_a_file_that_gives_the_same_settings(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text("{}")
     argv = ["--worker-urls", "http://a", "--port", "7", "--no-json-log", "--shutdown-delay-secs", "0.5"]
-    argv += ["--tokenizer-path", str(tmp_path)]
+    argv += ["--tokenizer-path", str(tmp_path), "--selector", "app=x", "a/b=", "--service-discovery"]
     result = load_settings(argv, {"MESHD_MODEL_PATH": 'a "b"\\\x7f\n'})
     file = tmp_path / "m.toml"
     file.write_text(config_text(result, {}))

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import importlib.util
 from pathlib import Path
 
 import pytest
@@ -114,7 +115,9 @@ def test_a_name_of_a_hub_is_told_to_be_no_path(name: str) -> None:
 
 
 def test_a_node_without_servers_is_warned_of() -> None:
-    assert load_settings([], {}).warnings == ("no servers: give --worker-urls, [[workers]] or --demo",)
+    words = "no servers: give --worker-urls, [[workers]], discovery or --demo"
+    assert load_settings([], {}).warnings == (words,)
+    assert load_settings(["--discovery-file", "/a"], {}).warnings == ()
     assert load_settings(["--demo", "1"], {}).warnings == ()
 
 
@@ -122,3 +125,45 @@ def test_a_server_given_by_the_base_url_of_its_api_is_warned_of() -> None:
     assert load_settings(["--worker-urls", "http://a:8000/v1/", "http://b/llm"], {}).warnings == (
         "'http://a:8000/v1' ends in /v1: give the server's root, http://a:8000",
     )
+
+
+def test_service_discovery_needs_a_selector() -> None:
+    assert errors("--service-discovery") == (
+        "--service-discovery needs --selector: the labels of the pods to register"
+    )
+    assert load_settings(["--service-discovery", "--selector", "app=engine"], {}).warnings == ()
+
+
+def test_a_selector_without_service_discovery_is_warned_of() -> None:
+    warnings = load_settings(["--selector", "app=engine", "--demo", "1"], {}).warnings
+    assert warnings == ("--selector does nothing without --service-discovery",)
+
+
+@pytest.mark.parametrize(
+    ("package", "argv", "words"),
+    [
+        (
+            "dns",
+            "--discovery-dns a.example",
+            "--discovery-dns needs the package dnspython: pip install 'meshd[dns]'",
+        ),
+        (
+            "kubernetes",
+            "--service-discovery --selector a=b",
+            "--service-discovery needs the package kubernetes: pip install 'meshd[kubernetes]'",
+        ),
+    ],
+)
+def test_a_source_whose_package_is_missing_says_how_to_install_it(
+    package: str, argv: str, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    load_settings(argv.split(), {})
+    found = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == package else found(name))
+    assert errors(*argv.split()) == words
+
+
+def test_power_of_two_with_one_server_and_discovery_is_not_warned_of() -> None:
+    argv = ["--worker-urls", "http://a", "--policy", "power_of_two"]
+    assert len(load_settings(argv, {}).warnings) == 1
+    assert load_settings([*argv, "--discovery-dns", "b.example"], {}).warnings == ()

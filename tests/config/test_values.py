@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshd.config.settings import SETTINGS
-from meshd.config.values import from_text, to_toml
+from meshd.config.values import from_file, from_text, to_toml
 from meshd.config.workers import WorkerSpec
 
 _BY_NAME = {each.name: each for each in SETTINGS}
@@ -24,6 +24,7 @@ _BY_NAME = {each.name: each for each in SETTINGS}
         ("log_level", "critical", "error"),
         ("prometheus_duration_buckets", "0.1 1 10", (0.1, 1.0, 10.0)),
         ("request_id_headers", "X-A x-b", ("x-a", "x-b")),
+        ("selector", "app=engine spare=", (("app", "engine"), ("spare", ""))),
     ],
 )
 def test_text_is_read(name: str, text: str, value: object) -> None:
@@ -51,6 +52,8 @@ def test_text_is_read(name: str, text: str, value: object) -> None:
         ("prometheus_duration_buckets", "1 0.5"),
         ("prometheus_duration_buckets", "0 1"),
         ("tokenizer_engine", "sentencepiece"),
+        ("selector", "app"),
+        ("selector", "app=a=b"),
     ],
 )
 def test_text_out_of_syntax_or_bounds_is_refused(name: str, text: str) -> None:
@@ -66,6 +69,7 @@ def test_text_out_of_syntax_or_bounds_is_refused(name: str, text: str) -> None:
         ("worker_urls", "http://a/x,http://b", "separate URLs by spaces, not commas"),
         ("request_id_headers", "x-a,x-b", "separate names by spaces, not commas"),
         ("prometheus_duration_buckets", "1,2", "separate numbers by spaces, not commas"),
+        ("selector", "a=b,c=d", "separate key=values by spaces, not commas"),
         ("worker_urls", "http://a,ftp://b", "'http://a,ftp://b' has no host|is not a host name"),
     ],
 )
@@ -91,6 +95,14 @@ def test_any_text_written_as_toml_is_read_back(text: str) -> None:
 @given(st.floats(allow_nan=False, allow_infinity=False))
 def test_any_number_written_as_toml_is_read_back(number: float) -> None:
     assert tomllib.loads(f"x = {to_toml(number)}") == {"x": number}
+
+
+def test_a_table_of_strings_is_a_table_in_the_file() -> None:
+    selector = _BY_NAME["selector"]
+    assert from_file(selector, {"app": "engine", "a/b": ""}) == (("app", "engine"), ("a/b", ""))
+    for wrong in (["app=engine"], {"app": 1}, "app=engine"):
+        with pytest.raises(ValueError, match="must be a table of strings"):
+            from_file(selector, wrong)
 
 
 def test_a_table_is_written_inline_and_without_its_key() -> None:
