@@ -83,6 +83,7 @@ def build_catalog(duration_buckets: Sequence[float] = ()) -> Catalog:
             *_router_families(buckets_d),
             *_prepare_families(),
             *_upstream_families(),
+            *_discovery_families(),
             *_process_families(),
         ]
     )
@@ -288,6 +289,15 @@ def _upstream_families() -> list[Family]:
             closed("policy", "prefix_hash"),
             closed("reason", "no_tokens no_owner"),
         ),
+    ]
+
+
+def _discovery_families() -> list[Family]:
+    source = closed("source", "file dns kubernetes")
+    return [
+        _gauge("mesh_discovery_workers_discovered", "Upstreams that a source lists.", source),
+        _counter("mesh_discovery_registrations_total", "Upstreams added by a source.", source),
+        _counter("mesh_discovery_deregistrations_total", "Upstreams drained by a source.", source),
     ]
 
 
