@@ -6,7 +6,7 @@ loads and never counts them: counting is placement's.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import NamedTuple, Protocol
 
 from meshd.api.view import RoutingView
@@ -30,14 +30,19 @@ class Pick(NamedTuple):
 class Candidates:
     """The upstreams to choose from, in registration order, with what policies ask of them made once.
 
-    ``numbers``: columns of the load cells. ``index_of``: url → place in ``upstreams``.
+    ``numbers``: columns of the load cells, ``number_set`` the same. ``index_of``: url → place in
+    ``upstreams``. ``tried``: numbers left out because the request has been there.
     """
 
-    __slots__ = ("_registry", "index_of", "numbers", "upstreams")
+    __slots__ = ("_registry", "index_of", "number_set", "numbers", "tried", "upstreams")
 
-    def __init__(self, upstreams: Iterable[Upstream], registry: Registry) -> None:
+    def __init__(
+        self, upstreams: Iterable[Upstream], registry: Registry, tried: Collection[int] = ()
+    ) -> None:
         self.upstreams = tuple(upstreams)
+        self.tried = tried
         self.numbers = tuple(upstream.number for upstream in self.upstreams)
+        self.number_set = frozenset(self.numbers)
         self.index_of = {upstream.url: index for index, upstream in enumerate(self.upstreams)}
         self._registry = registry
 
@@ -64,11 +69,19 @@ class Loads(Protocol):
     def loads(self, numbers: Iterable[int]) -> list[int]: ...
 
 
+class Recorder(Protocol):
+    """The half of a policy that remembers what was picked; only a placement that is carried out calls it."""
+
+    def record(self, upstream: Upstream, view: RoutingView) -> None: ...
+
+
 class Policy(Protocol):
     """One way to pick.
 
     ``needs``: the ``NEEDS`` bits that its view must have been made with. ``uses_ring``: it asks for the
-    hash ring. ``has_branches``: the reason of each pick is counted as a branch of its own.
+    hash ring. ``has_branches``: the reason of each pick is counted as a branch of its own. ``always_picks``:
+    it is asked even when there is but one candidate. ``recorder``: told of each upstream that a request of
+    the policy is sent to, ``None`` if nothing is to be remembered.
     """
 
     @property
@@ -82,6 +95,12 @@ class Policy(Protocol):
 
     @property
     def has_branches(self) -> bool: ...
+
+    @property
+    def always_picks(self) -> bool: ...
+
+    @property
+    def recorder(self) -> Recorder | None: ...
 
     def pick(self, candidates: Candidates, view: RoutingView, loads: Loads) -> Pick:
         """Pick one of ``candidates``, which may be empty: then it picks none."""

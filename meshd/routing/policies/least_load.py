@@ -1,13 +1,11 @@
-"""``least_load``: the least loaded candidate; of equally loaded ones each in turn.
-
-Turns keep an idle fleet from sending everything to its first upstream.
-"""
+"""``least_load``: the least loaded candidate; of equally loaded ones each in turn."""
 
 from __future__ import annotations
 
 from typing import Final
 
 from meshd.api.view import RoutingView
+from meshd.routing.policies.rotation import Rotation
 from meshd.routing.policy import Candidates, Loads, Pick
 
 
@@ -18,17 +16,15 @@ class LeastLoad:
     needs: Final = 0
     uses_ring: Final = False
     has_branches: Final = False
+    always_picks: Final = False
+    recorder: Final = None
 
     def __init__(self, turn: int) -> None:
-        self._turn = turn
+        self._rotation = Rotation(turn)
 
     def pick(self, candidates: Candidates, view: RoutingView, loads: Loads) -> Pick:
         """Pick one; the view does not matter."""
         if not candidates:
             return Pick(None, "policy:least_load")
-        counts = loads.loads(candidates.numbers)
-        least = min(counts)
-        tied = [index for index, count in enumerate(counts) if count == least]
-        upstream = candidates.upstreams[tied[self._turn % len(tied)]]
-        self._turn += 1
-        return Pick(upstream, "policy:least_load")
+        place = self._rotation.least(loads.loads(candidates.numbers))
+        return Pick(candidates.upstreams[place], "policy:least_load")

@@ -20,6 +20,8 @@ class PrefixHash:
     needs: Final = NEEDS_TOKENS
     uses_ring: Final = True
     has_branches: Final = True
+    always_picks: Final = False
+    recorder: Final = None
 
     def __init__(self, load_factor: float) -> None:
         self._load_factor = load_factor

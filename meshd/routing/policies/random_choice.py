@@ -16,6 +16,8 @@ class RandomChoice:
     needs: Final = 0
     uses_ring: Final = False
     has_branches: Final = False
+    always_picks: Final = False
+    recorder: Final = None
 
     def __init__(self, rng: Random) -> None:
         self._rng = rng

@@ -15,6 +15,8 @@ class RoundRobin:
     needs: Final = 0
     uses_ring: Final = False
     has_branches: Final = False
+    always_picks: Final = False
+    recorder: Final = None
 
     def __init__(self, turn: int) -> None:
         self._turn = turn
