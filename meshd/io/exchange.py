@@ -12,23 +12,25 @@ from __future__ import annotations
 
 import asyncio
 import traceback
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from meshd.api.endpoints import Endpoint, StreamApi
-from meshd.api.rank_body import Buffer, ranked_body
 from meshd.api.view import RoutingView
 from meshd.errors import MeshError
 from meshd.io.account import Record
 from meshd.io.answers import LocalAnswer
+from meshd.io.attempts import Attempts
+from meshd.io.controller_relay import (
+    CONTROLLER_AUTHORITY,
+    CONTROLLER_SECS,
+    MAX_ADMIN_BODY_BYTES,
+    ask_controller,
+)
 from meshd.io.downstream import DownstreamConnection
 from meshd.io.fan_out import FanOut, ResourceRequest
-from meshd.io.headers import (
-    downstream_head,
-    forwarded_fields,
-    upstream_head,
-)
+from meshd.io.headers import downstream_head
 from meshd.io.http1 import Field, RequestHead, ResponseHead
-from meshd.io.leg import Leg, as_error, error_type_of
+from meshd.io.leg import Leg
 from meshd.io.relay import Relay
 from meshd.io.request_checks import (
     check_endpoint_head,
@@ -36,7 +38,6 @@ from meshd.io.request_checks import (
     content_length_of,
 )
 from meshd.io.sse import SseRelay
-from meshd.io.upstream import UpstreamFailure
 
 if TYPE_CHECKING:
     from meshd.admission.gate import Ticket
@@ -44,10 +45,6 @@ if TYPE_CHECKING:
     from meshd.io.services import Services
     from meshd.prepare.job import Job
     from meshd.routing.placement import Placement
-
-MAX_ADMIN_BODY_BYTES: Final = 1 << 20
-BODILESS: Final = ("GET", "HEAD", "DELETE")  # without a body these go out without a length field
-CONTROLLER_SECS: Final = 10.0  # an admin route is not waited for any longer
 
 
 class Exchange:
@@ -59,12 +56,12 @@ class Exchange:
         "_head",
         "_io",
         "_job",
-        "_leg",
-        "_placement",
         "_relay",
         "_room",
         "_task",
         "_ticket",
+        "leg",
+        "placement",
         "record",
     )
 
@@ -75,8 +72,8 @@ class Exchange:
         self._ticket: Ticket | None = None
         self._room: BodyRoom | None = None
         self._job: Job | None = None
-        self._placement: Placement | None = None
-        self._leg: Leg | None = None
+        self.placement: Placement | None = None
+        self.leg: Leg | None = None
         self._relay: Relay | None = None
         self._closes = False
         self.record = Record(downstream.head_started_at)
@@ -85,7 +82,7 @@ class Exchange:
     def __repr__(self) -> str:
         stages = (
             ("relay", self._relay),
-            ("upstream", self._leg),
+            ("upstream", self.leg),
             ("prepare", self._job),
             ("body", self._room),
         )
@@ -153,10 +150,8 @@ class Exchange:
             view = RoutingView("")
         self._note_view(endpoint, view)
 
-        placement = self._placement = io.director.place(endpoint, view)
-        record.placed_at = io.clock()
-        record.upstream, record.reason, record.attempts = placement.upstream.url, placement.reason, 1
-        response, authority = await self._ask_upstream(endpoint, view, placement, room)
+        attempts = Attempts(io, self, self._head, endpoint, view, room)
+        response, authority = await attempts.run()
         await self._relay_response(endpoint, response, authority)
 
     async def _serve_resource(self, endpoint: Endpoint, resource_id: str) -> None:
@@ -167,8 +162,8 @@ class Exchange:
         origins = io.director.origins(endpoint)
         request = ResourceRequest(self._head, endpoint, resource_id, record.request_id)
         fan_out = FanOut(io, io.director, request, record.ticket_at + io.settings.request_timeout_secs)
-        self._leg, response, authority, self._placement = await fan_out.run(origins)
-        record.upstream, record.reason = self._placement.upstream.url, self._placement.reason
+        self.leg, response, authority, self.placement = await fan_out.run(origins)
+        record.upstream, record.reason = self.placement.upstream.url, self.placement.reason
         record.attempts = len(origins)
         await self._relay_response(endpoint, response, authority)
 
@@ -228,46 +223,10 @@ class Exchange:
         record.model_label = io.director.model_label(view.model)
         record.routed = io.metrics.routed(record.model_label, endpoint.label, view.wants_stream)
 
-    async def _ask_upstream(
-        self, endpoint: Endpoint, view: RoutingView, placement: Placement, room: BodyRoom
-    ) -> tuple[ResponseHead, str]:
-        """Send the request to the chosen upstream; return its response head and authority."""
-        io, head, record, upstream = self._io, self._head, self.record, placement.upstream
-        address, authority = io.pool.target(upstream)
-        key = upstream.api_key
-        client_body = room.body[: record.bytes_in]
-        rank = upstream.rank_for(endpoint) if upstream.dp_rank is not None else None
-        buffers: list[Buffer] = [client_body]
-        length = record.bytes_in
-        if rank is not None:
-            buffers, length = ranked_body(view, client_body, rank)
-        request = upstream_head(
-            head,
-            base_path=upstream.base_path,
-            authority=authority,
-            fields=forwarded_fields(head, passes_credentials=key is None),
-            body_bytes=length if length or head.method not in BODILESS else None,
-            request_id=record.request_id,
-            api_key=key,
-            sends_x_api_key=key is not None and endpoint.dialect == "messages",
-        )
-        leg = self._leg = Leg(io, record.prepared_at + io.settings.request_timeout_secs)
-        try:
-            response = await leg.ask(address, head.method, request, buffers, view.creates_state)
-        except UpstreamFailure as failure:
-            io.metrics.attempt_failed(error_type_of(failure))
-            raise as_error(failure, upstream.url) from failure
-        finally:
-            record.is_reused = leg.is_reused
-        io.metrics.upstream_response(response.status)
-        if response.status >= 500:
-            io.metrics.attempt_failed("status_5xx")
-        return response, authority
-
     async def _relay_response(
         self, endpoint: Endpoint | None, response: ResponseHead, authority: str
     ) -> None:
-        io, head, record, leg = self._io, self._head, self.record, self._leg
+        io, head, record, leg = self._io, self._head, self.record, self.leg
         assert leg is not None and leg.connection is not None
         record.head_at = io.clock()
         record.status = response.status
@@ -319,7 +278,7 @@ class Exchange:
 
     def _extra_fields(self) -> tuple[Field, ...]:
         """What `--cors-allowed-origins` and `--route-headers` add to a response."""
-        cors, placement = self._io.cors, self._placement
+        cors, placement = self._io.cors, self.placement
         fields = () if cors is None else cors.response_fields(self._head)
         if placement is None or not self._io.settings.route_headers:
             return fields
@@ -332,28 +291,12 @@ class Exchange:
 
     async def _serve_by_controller(self) -> None:
         """Relay an admin route to the controller, by the same code that relays inference."""
-        io, head, record = self._io, self._head, self.record
-        check_length_and_expectation(head, MAX_ADMIN_BODY_BYTES)
+        io = self._io
+        check_length_and_expectation(self._head, MAX_ADMIN_BODY_BYTES)
         room = await self._receive_body(MAX_ADMIN_BODY_BYTES)
-        request = upstream_head(
-            head,
-            base_path="",
-            authority="controller",
-            fields=forwarded_fields(head, passes_credentials=True),
-            body_bytes=record.bytes_in if head.has_body else None,
-            request_id=record.request_id,
-            api_key=None,
-            sends_x_api_key=False,
-        )
-        leg = self._leg = Leg(io, io.clock() + CONTROLLER_SECS)
-        try:
-            body = [room.body[: record.bytes_in]]
-            response = await leg.ask(io.controller, head.method, request, body, needs_fresh=False)
-        except UpstreamFailure as failure:
-            raise MeshError(
-                "controller_unavailable", "The controller is being restarted.", cause=failure.cause
-            ) from failure
-        await self._relay_response(None, response, "controller")
+        leg = self.leg = Leg(io, io.clock() + CONTROLLER_SECS)
+        response = await ask_controller(leg, io, self._head, self.record, room)
+        await self._relay_response(None, response, CONTROLLER_AUTHORITY)
 
     # ---------------------------------------------------------------------------------- local answers
 
@@ -386,8 +329,8 @@ class Exchange:
         if self.record.is_client_gone:
             return
         self.record.is_client_gone = True
-        if self._leg is not None:
-            self._leg.close()
+        if self.leg is not None:
+            self.leg.close()
         self._cancel()
 
     def client_paused(self) -> None:
@@ -400,13 +343,13 @@ class Exchange:
 
     def check_timers(self, now: float) -> None:
         """Act on timers of the upstream side; the process calls this several times a second."""
-        if self._leg is not None:
-            self._leg.check_timers(now)
+        if self.leg is not None:
+            self.leg.check_timers(now)
 
     def cut(self) -> None:
         """End the request because meshd itself ends (the grace period is over)."""
-        if self._relay is not None and self._leg is not None:
-            self._leg.fail("admission_closed", "the grace period is over")
+        if self._relay is not None and self.leg is not None:
+            self.leg.fail("admission_closed", "the grace period is over")
         else:
             self._cancel()
 
@@ -420,10 +363,10 @@ class Exchange:
     def _finish(self) -> None:
         """Give everything back, hand the record in, let the client's connection go on; exactly once."""
         io = self._io
-        if self._leg is not None:
-            self._leg.release()
-        if self._placement is not None:
-            io.director.release(self._placement)
+        if self.leg is not None:
+            self.leg.release()
+        if self.placement is not None:
+            io.director.release(self.placement)
         self._release_room()
         if self._ticket is not None:
             self._ticket.release()
