@@ -12,10 +12,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from meshd.admission.cells import BODY_BYTES, BODY_WAITING, Cells, Fence
+from meshd.admission.cells import BODY_BYTES, BODY_WAITING, Cells
 from meshd.admission.limits import SharedBound
 from meshd.admission.line import Ending, Place, SharedLine, Wake
 from meshd.errors import MeshError
+from meshd.memory import Fence
 
 _LEASE_BYTES: Final = 1 << 20
 

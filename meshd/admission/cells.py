@@ -16,7 +16,6 @@ owner to owner.
 
 from __future__ import annotations
 
-import threading
 from typing import Final
 
 from meshd.memory import HEADER_BYTES, Segment
@@ -81,21 +80,3 @@ class Cells:
         for cell in (HELD, WAITING, BODY_BYTES, BODY_WAITING):
             self.column(cell)[row] = 0
         self._owners[row] = owner  # last: zeros first, or the predecessor's counts would be the new owner's
-
-
-class Fence:
-    """A full memory fence: a store made before it is seen by others before any later load is done.
-
-    x86-64 keeps every order but this one, store then load. Taking a free lock is the locked
-    compare-and-exchange of a POSIX semaphore, which drains the store buffer; it costs 0.06 µs. Nobody
-    else knows this lock, so it is never contended.
-    """
-
-    __slots__ = ("_lock",)
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-
-    def __call__(self) -> None:
-        self._lock.acquire()
-        self._lock.release()

@@ -12,11 +12,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from meshd.admission.body_memory import BodyMemory
-from meshd.admission.cells import GRANTED, HELD, SEGMENT_KIND, WAITING, Cells, Fence, segment_size
+from meshd.admission.cells import GRANTED, HELD, SEGMENT_KIND, WAITING, Cells, segment_size
 from meshd.admission.limits import GrantRate, SharedBound
 from meshd.admission.line import Ending, Place, SharedLine, Wake
 from meshd.errors import MeshError
-from meshd.memory import Segment
+from meshd.memory import Fence, Segment
 
 __all__ = ["SEGMENT_KIND", "Gate", "GateLimits", "Ticket", "segment_size"]
 

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from meshd.admission.cells import BODY_BYTES, GRANTED, HELD, WAITING, Cells, Fence, segment_size
-from meshd.memory import Segment
+from meshd.admission.cells import BODY_BYTES, GRANTED, HELD, WAITING, Cells, segment_size
+from meshd.memory import Fence, Segment
 
 ROWS = 3
 

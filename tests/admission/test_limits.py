@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meshd.admission.cells import HELD, Cells, Fence, segment_size
+from meshd.admission.cells import HELD, Cells, segment_size
 from meshd.admission.limits import GrantRate, SharedBound
-from meshd.memory import Segment
+from meshd.memory import Fence, Segment
 
 Fork = Callable[[Callable[[], int]], int]
 

@@ -4,9 +4,10 @@ from collections.abc import Callable
 
 import pytest
 
-from meshd.admission.cells import HELD, WAITING, Cells, Fence
+from meshd.admission.cells import HELD, WAITING, Cells
 from meshd.admission.limits import SharedBound
 from meshd.admission.line import Ending, Place, SharedLine
+from meshd.memory import Fence
 
 FAR = 10**18
 
