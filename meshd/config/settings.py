@@ -344,7 +344,7 @@ class Settings:
         help="Requests on the whole node that may wait for preparation; -1: derived.",
         unit="requests",
         minimum=-1,
-        default_text="64 for each prepare worker",
+        default_text="64 for each prepare worker, at least 256",
     )
     prepare_queue_timeout_ms: int = _prepare(
         2000, help="Longest wait for a prepare worker; at most --prepare-timeout-ms.", unit="ms", minimum=1

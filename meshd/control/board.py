@@ -14,7 +14,7 @@ Layout of the board (bytes; every word is an aligned u64 with one writer)::
       64  node words of the supervisor    is_draining, supervisor_pid, started_ns, listen_port
      128  node words of the controller    prepare_failed
      256  row 0, row 1, … 256 bytes each
-          +0    role, index, pid, epoch, started_ns, restarts, leader_pid    who reaps the seat
+          +0    role, index, pid, epoch, started_ns, restarts, leader_pid, restart_at_ns   who reaps the seat
           +64   state, heartbeat_ns, busy, job_deadline_ns, 4 free words          the process itself
           +128  CPU list as ASCII, NUL padded, 64 bytes                         who reaps the seat
           +192  unused
@@ -107,8 +107,9 @@ class BoardRow(_Words):
     started_ns = _Word(32)
     restarts = _Word(40)
     leader_pid = _Word(48)  # PREPARE: the process that forked it, 0 once orphaned
+    restart_at_ns = _Word(56)  # while nobody lives here: when the back-off ends; 0 for none
     heartbeat_ns = _Word(72)
-    busy = _Word(80)  # PREPARE: 1 while a job runs
+    busy = _Word(80)  # PREPARE: not 0 while a job runs
     job_deadline_ns = _Word(88)  # PREPARE: CLOCK_MONOTONIC deadline of the running job, 0 for none
     _role = _Word(0)
     _state = _Word(64)

@@ -24,6 +24,7 @@ from meshd.controller.answers import refuse
 from meshd.controller.health import ProbeRules
 from meshd.controller.http_client import UpstreamClient
 from meshd.controller.http_server import HttpServer
+from meshd.controller.pool_watch import PoolWatch
 from meshd.controller.prober import ProbeCounters, Prober, ProbeSettings
 from meshd.controller.registry_keeper import RegistryKeeper, announcements
 from meshd.controller.scrape import KINDS, CpuLedger, MetricsRoutes
@@ -34,7 +35,9 @@ from meshd.log import Log
 from meshd.memory import Segment
 from meshd.metrics.catalog import build_catalog
 from meshd.metrics.cells import MetricRow
+from meshd.metrics.job_balance import JobBalance
 from meshd.metrics.table import MetricTable
+from meshd.prepare.layout import RINGS_KIND, RINGS_VERSION
 from meshd.routing.load import LoadTable
 from meshd.routing.readiness import node_facts
 from meshd.routing.registry import RegistryBoard
@@ -57,6 +60,8 @@ class Controller:
         self._loads = LoadTable(loads, None, self._topology.io_seats, self._topology.max_upstreams)
         catalog = build_catalog(settings.prometheus_duration_buckets)
         cells = Segment.attach(fds["metrics"], "metrics")
+        rings = Segment.attach(fds["rings"], RINGS_KIND, RINGS_VERSION)
+        self._pool = PoolWatch(self._topology, self._board, rings, JobBalance(cells, catalog))
         self._table = MetricTable(cells, self._topology.metric_rows, catalog)
         self._row = MetricRow(cells, manifest.seat, catalog)
         self._drops = self._row.counter("mesh_internal_drops_total", queue="log")
@@ -66,7 +71,7 @@ class Controller:
             )
         )
         admission = Cells(Segment.attach(fds["gate"], "gate"), None, self._topology.io_seats)
-        self._sweeper = Sweeper(self._board, self._topology, self._loads, admission, log)
+        self._sweeper = Sweeper(self._board, self._topology, self._loads, admission, self._pool, log)
 
     async def run(self) -> None:
         """Start, say ready, and work until the supervisor says drain or quit, or is gone."""
@@ -108,6 +113,7 @@ class Controller:
             self._facts,
             lambda: keeper.upstreams,
             self._topology.body_memory_bytes,
+            self._pool,
         )
         worker_info = WorkerInfo(keeper, self._loads, self._settings.disable_health_check)
         admin = AdminRoutes([*worker_info.routes()], self._log)

@@ -17,6 +17,7 @@ from meshd.api.health import HEALTH_ROUTES, HealthFacts, health_answer, unreadin
 from meshd.control import ProcessBoard, Role, State
 from meshd.controller.answers import error_answer, request_id
 from meshd.controller.http_server import Request, Response
+from meshd.controller.pool_watch import PoolWatch
 from meshd.metrics.cells import FloatCounter
 from meshd.metrics.render import CONTENT_TYPE, render
 from meshd.metrics.table import MetricTable
@@ -71,6 +72,7 @@ class MetricsRoutes:
         facts: Callable[[], HealthFacts],
         upstreams: Callable[[], Iterable[Upstream]],
         body_memory_bytes: int,
+        pool: PoolWatch,
     ) -> None:
         self._table = table
         self._board = board
@@ -79,6 +81,7 @@ class MetricsRoutes:
         self._facts = facts
         self._upstreams = upstreams
         self._body_memory_bytes = body_memory_bytes
+        self._pool = pool
         self._start_time_s = time.time() - (time.monotonic_ns() - board.started_ns) / 1e9
 
     async def handle(self, request: Request) -> Response:
@@ -99,8 +102,10 @@ class MetricsRoutes:
         values["mesh_build_info"] = {(__version__,): 1}
         values["mesh_start_time_seconds"] = {(): self._start_time_s}
         values["mesh_body_memory_limit_bytes"] = {(): self._body_memory_bytes}
+        values["mesh_prepare_execution_reserved"] = {(): self._pool.reserved_workers()}
         values["mesh_ready"] = {(): float(unreadiness(self._facts()) is None)}
         totals = self._table.sum_rows(live_rows(self._board))
+        totals.series["mesh_prepare_errors_total"][("prepare_cancelled",)][0] += self._pool.lost_jobs()
         return render(self._table.catalog, totals, values)
 
 
@@ -125,7 +130,7 @@ def process_values(board: ProcessBoard, ledger: CpuLedger) -> Values:
         counts[role] += 1
         if role is Role.PREPARE:
             ready += row.state in (State.READY, State.DRAINING)
-            busy += row.busy
+            busy += row.busy > 0
         try:
             process = psutil.Process(pid)
             with process.oneshot():

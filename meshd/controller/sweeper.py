@@ -13,6 +13,7 @@ from typing import Final
 
 from meshd.admission.cells import Cells
 from meshd.control import ProcessBoard, State, Topology
+from meshd.controller.pool_watch import PoolWatch
 from meshd.log import Log
 from meshd.routing.load import LoadTable
 
@@ -29,6 +30,7 @@ class Sweeper:
         topology: Topology,
         loads: LoadTable,
         admission: Cells,
+        pool: PoolWatch,
         log: Log,
         clock_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
@@ -36,6 +38,7 @@ class Sweeper:
         self._topology = topology
         self._loads = loads
         self._admission = admission
+        self._pool = pool
         self._log = log
         self._clock_ns = clock_ns
         self._swept: dict[int, int] = {}  # I/O seat → epoch whose remains are gone
@@ -65,7 +68,8 @@ class Sweeper:
     def _judge_pool(self) -> None:
         """Note in ``board.prepare_failed`` whether the pool has been dead for too long.
 
-        A pool that has never been alive is still starting (a large tokenizer may take its time to load).
+        A pool that has never been alive is still starting (a large tokenizer may take its time to load). One
+        whose rings are broken has failed whoever lives, and stays so.
         """
         topology = self._topology
         rows = [self._board.row(topology.board_prepare(seat)) for seat in range(topology.prepare_seats)]
@@ -73,10 +77,12 @@ class Sweeper:
         has_lived = any(row.epoch for row in rows)
         if any(row.state is State.READY for row in rows) or not has_lived:
             self._last_alive_ns = now_ns
-        has_failed = now_ns - self._last_alive_ns >= POOL_LIMIT_NS
+        is_broken = self._pool.has_fault
+        has_failed = is_broken or now_ns - self._last_alive_ns >= POOL_LIMIT_NS
         if has_failed != bool(self._board.prepare_failed):
             self._board.prepare_failed = int(has_failed)
             if has_failed:
-                self._log.error("prepare_pool_failed", reason="no live prepare worker for 10 s")
+                reason = "its rings are broken" if is_broken else "no live worker for 10 s"
+                self._log.error("prepare_pool_failed", reason=reason)
             else:
                 self._log.info("prepare_pool_alive")

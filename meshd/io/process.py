@@ -27,6 +27,7 @@ from meshd.errors import StartupError
 from meshd.io.account import Ledger
 from meshd.io.cors import Cors
 from meshd.io.downstream import DownstreamConnection
+from meshd.io.drain import drain
 from meshd.io.headers import HttpDate, RequestIds
 from meshd.io.listener import Listener
 from meshd.io.measure import IoMetrics, PrepareCounters
@@ -41,7 +42,9 @@ from meshd.log import Log
 from meshd.memory import Segment
 from meshd.metrics.catalog import build_catalog
 from meshd.metrics.cells import MetricRow
+from meshd.metrics.job_balance import JobBalance
 from meshd.prepare.client import PrepareClient
+from meshd.prepare.layout import RINGS_KIND, RINGS_VERSION
 from meshd.routing.load import LoadTable
 from meshd.routing.placement import Placer
 from meshd.routing.policies.table import policy_table
@@ -69,19 +72,21 @@ class IoProcess:
         self.row = self.board.row(manifest.seat)
         self.link = ChildLink.open(manifest, self.board)
         catalog = build_catalog(settings.prometheus_duration_buckets)
-        cells = MetricRow(Segment.attach(fds["metrics"], "metrics"), manifest.seat, catalog)
+        metrics = Segment.attach(fds["metrics"], "metrics")
+        cells = MetricRow(metrics, manifest.seat, catalog)
         self.metrics = IoMetrics(cells)
         slab = BodySlab(Segment.attach(fds[f"slab{manifest.index}"], SLAB_KIND), topology.view_bytes)
         self.prepare = PrepareClient(
             topology,
             manifest.index,
-            Segment.attach(fds["rings"], "rings"),
+            Segment.attach(fds["rings"], RINGS_KIND, RINGS_VERSION),
             self.board,
             slab,
             [fds[f"bell_prepare{seat}"] for seat in range(topology.prepare_seats)],
             PrepareCounters(cells),
             settings,
             time.monotonic_ns,
+            JobBalance(metrics, catalog).open_jobs(manifest.seat),
         )
         self._bell = fds[f"bell_io{manifest.index}"]
         registry = RegistryBoard(Segment.attach(fds["registry"], "registry"))
@@ -288,16 +293,7 @@ class IoProcess:
         self._loop.create_task(self._finish(grace_s))
 
     async def _finish(self, grace_s: float) -> None:
-        deadline = time.monotonic() + grace_s
-        while self.server.is_busy and time.monotonic() < deadline:
-            await asyncio.sleep(0.02)
-            self.server.close_idle()
-        for exchange in list(self.services.exchanges):
-            exchange.cut()
-        cut_by = time.monotonic() + 1.0
-        while self.server.is_open and time.monotonic() < cut_by:
-            await asyncio.sleep(0.02)
-            self.server.close_idle()
+        await drain(self.server, self.services, self.prepare, grace_s)
         self._end(0)
 
     def _end(self, code: int) -> None:

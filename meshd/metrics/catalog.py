@@ -227,6 +227,7 @@ def _prepare_families() -> list[Family]:
     return [
         _gauge("mesh_prepare_queued_jobs", "Preparation jobs waiting."),
         _gauge("mesh_prepare_dispatched_jobs", "Preparation jobs dispatched."),
+        _scraped("mesh_prepare_execution_reserved", "Prepare workers with a job, dispatched or running."),
         _scraped("mesh_prepare_busy_workers", "Prepare workers that run a job."),
         _scraped("mesh_prepare_live_workers", "Prepare workers alive."),
         _histogram("mesh_prepare_queue_seconds", "Submission to claim of a job.", BUCKETS_F),

@@ -17,6 +17,13 @@ the rings what is still out, and keeps those slots in quarantine.
 **Death of a worker.** A job that it was running is answered DIED by the leader and retried once, before all
 others. Unclaimed jobs stay on the ring for the replacement, or move to a worker that lives.
 
+**Counting.** Each job submitted is counted, and then one outcome. What this process has not counted when it
+is killed, the controller counts as cancelled: it finds how many by the difference in the metric cells. The
+word ``lost`` tells it how much of that difference is our predecessors', so that our open jobs are not in it.
+
+**Broken layout.** Whoever sees a wrong sequence or check line sets the word ``fault`` of its cell. All I/O
+processes look at all of them, and refuse every job until the node is started again.
+
 **Late results.** A completion is matched by its place on the ring; the sequence in it is a check. A result
 for a job that is terminal is dropped, and unpins its slot.
 """
@@ -26,6 +33,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
+from meshd.api.view import StageTimes
 from meshd.control import ProcessBoard, Topology
 from meshd.errors import MeshError
 from meshd.memory import Segment
@@ -38,6 +46,7 @@ from meshd.prepare.layout import (
     OUTCOME_REFUSED,
     OUTCOME_SKIPPED,
     OUTCOME_VIEW,
+    has_fault,
     open_layout,
 )
 from meshd.prepare.ring import IoEnd, Record
@@ -45,9 +54,11 @@ from meshd.slab import BodySlab
 
 __all__ = ["Job", "PrepareClient", "PrepareMetrics", "PrepareSettings", "Result"]
 
+_CAPACITY_PER_WORKER: Final = 64
+_LEAST_CAPACITY: Final = 256  # on few workers too a burst of short jobs is over before its time-out
 _NO_WORKER_LIMIT_NS: Final = 10_000_000_000
 _LOOK_LIMIT_NS: Final = 1_000_000_000
-_STAGES: Final = ("json_parse", "template", "encode", "view", "decode")
+_STAGES: Final = StageTimes._fields
 _MESSAGES: Final = {
     "prepare_queue_full": "Too many requests wait for preparation.",
     "prepare_pool_closed": "The preparation pool is closed.",
@@ -87,6 +98,7 @@ class PrepareClient:
     """Submits the jobs of one I/O process to all prepare workers. One object a process; not thread-safe.
 
     ``seat``: the I/O seat. ``bells``: the doorbell of each prepare seat. ``clock``: CLOCK_MONOTONIC in ns.
+    ``lost_jobs``: those that earlier processes in this seat have submitted and not counted an outcome for.
     The constructor must run before ``slab`` has handed out its first slot: it keeps what a predecessor's
     jobs still use. Raises ``StartupError`` if the segment has another layout.
     """
@@ -102,6 +114,7 @@ class PrepareClient:
         metrics: PrepareMetrics,
         settings: PrepareSettings,
         clock: Callable[[], int],
+        lost_jobs: int = 0,
     ) -> None:
         layout = open_layout(rings, topology.io_seats, topology.prepare_seats)
         lanes = tuple(
@@ -113,8 +126,8 @@ class PrepareClient:
         capacity = settings.prepare_queue_capacity
         now_ns = clock()  # a predecessor used one sequence a descriptor, so it is below this
         self.is_closed = False
-        self.has_layout_fault = False
-        self._capacity = 64 * topology.prepare_workers if capacity < 0 else capacity
+        self._has_fault = False
+        self._capacity = capacity if capacity >= 0 else default_capacity(topology.prepare_workers)
         self._queue_timeout_ns = settings.prepare_queue_timeout_ms * 1_000_000
         self._timeout_ns = settings.prepare_timeout_ms * 1_000_000
         self._clock = clock
@@ -123,7 +136,10 @@ class PrepareClient:
         self._dispatcher = Dispatcher(lanes, seat % max(topology.prepare_workers, 1), now_ns)
         self._looked_ns = now_ns
         self._without_worker_ns = 0
+        self._rings = rings
+        self._layout = layout
         self._words = rings.words
+        self._fault_word = layout.fault_word(seat)
         self._waiting_word = layout.waiting_word(seat)
         self._others = tuple(
             (board.row(topology.board_io(other)), layout.epoch_word(other), layout.waiting_word(other))
@@ -133,13 +149,21 @@ class PrepareClient:
         self._others_waiting: tuple[int, ...] = ()  # the ``waiting`` words of live I/O processes
         _take_over(lanes, slab)
         self._words[self._waiting_word] = 0
+        self._words[layout.lost_word(seat)] = lost_jobs
         self._words[layout.epoch_word(seat)] = board.row(topology.board_io(seat)).epoch
         self._look_at_board(now_ns)
 
     @property
     def is_failed(self) -> bool:
         """Whether ``check`` has seen no live worker for 10 s, or the shared layout is broken."""
-        return self.has_layout_fault or self._without_worker_ns > _NO_WORKER_LIMIT_NS
+        return self._has_fault or self._without_worker_ns > _NO_WORKER_LIMIT_NS
+
+    @property
+    def has_jobs(self) -> bool:
+        """Whether any job is not terminal. O(jobs out)."""
+        return self._dispatcher.queued > 0 or any(
+            not entry.job.is_terminal for lane in self._lanes for entry in lane.entries
+        )
 
     def submit(self, job: Job) -> None:
         """Dispatch the job now or queue it; call ``flush_doorbells`` before the tick ends.
@@ -158,18 +182,28 @@ class PrepareClient:
         if lane is not None and is_free:
             dispatcher.push(lane, job, now_ns, False)
             return
-        words = self._words
         waiting = dispatcher.count_at_most()
-        others = sum([words[word] for word in self._others_waiting])
-        if waiting + others >= self._capacity:
+        if not self._has_place(waiting):
             waiting = dispatcher.count_waiting()  # exact, and dearer
-            if waiting + others >= self._capacity:
-                raise self._error("prepare_queue_full")
+            if not self._has_place(waiting):
+                self.drain_completions()  # the burst that fills the queue may have kept us from looking
+                waiting = dispatcher.count_waiting()
+                lane, is_free = dispatcher.pick_for_new(job.body_length)
+                if lane is not None and is_free:
+                    dispatcher.push(lane, job, now_ns, False)
+                    return
+                if not self._has_place(waiting):
+                    raise self._error("prepare_queue_full")
         if lane is not None:
             dispatcher.push(lane, job, now_ns, True)
         else:
             dispatcher.enqueue(job)
-        words[self._waiting_word] = waiting + 1
+        self._words[self._waiting_word] = waiting + 1
+
+    def _has_place(self, waiting: int) -> bool:
+        """Whether one more job may wait beside ``waiting`` of ours and what the others tell."""
+        words = self._words
+        return waiting + sum([words[word] for word in self._others_waiting]) < self._capacity
 
     def cancel(self, job: Job) -> None:
         """Forget a job whose client has left; nothing happens to a job that is terminal already.
@@ -229,7 +263,8 @@ class PrepareClient:
         entry = lane.entries.popleft()
         lane.forget(entry)
         if sequence != entry.sequence:
-            self.has_layout_fault = True
+            self._has_fault = True
+            self._words[self._fault_word] = 1
             outcome = -1
         job = entry.job
         job.open_descriptors -= 1
@@ -308,7 +343,9 @@ class PrepareClient:
             self._run_again(job)
 
     def _run_again(self, job: Job) -> None:
-        if job.open_descriptors and self._may_run_elsewhere(job):
+        if self.is_closed:
+            self._fail(job, "prepare_pool_closed")
+        elif job.open_descriptors and self._may_run_elsewhere(job):
             job.state = JobState.HELD
         else:
             job.is_suspect = False
@@ -336,6 +373,7 @@ class PrepareClient:
     def _look_at_board(self, now_ns: int) -> None:
         for lane in self._lanes:
             lane.look_at_board()
+        self._has_fault = self._has_fault or has_fault(self._rings, self._layout)
         # Time that this process slept through is no evidence: it could not have seen a worker.
         self._without_worker_ns += min(now_ns - self._looked_ns, _LOOK_LIMIT_NS)
         self._looked_ns = now_ns
@@ -362,6 +400,11 @@ class PrepareClient:
 
     def __repr__(self) -> str:
         return f"PrepareClient({self._dispatcher!r}, closed={self.is_closed})"
+
+
+def default_capacity(prepare_workers: int) -> int:
+    """Jobs that may wait on a node with so many prepare workers, if its settings do not tell."""
+    return max(_LEAST_CAPACITY, _CAPACITY_PER_WORKER * prepare_workers)
 
 
 def _take_over(lanes: tuple[Lane, ...], slab: BodySlab) -> None:

@@ -2,12 +2,18 @@
 
 WAITING is FIFO, except that jobs to be run again come first. A ring holds one job of any size, or small ones
 of 64 KiB together, 16 at most; so one wake-up serves several small jobs (docs/decisions/0002). A free worker
-is preferred, then the ring with the fewest bytes. What stands before a dispatched job on its ring is thus
-bounded by 64 KiB of this process's bodies, and the worker takes one job in turn from every I/O process.
+is preferred, then the ring with the fewest bytes of those whose worker runs a short job, and only then one
+whose worker runs a long one: that which has run longest. What stands before a dispatched job on its ring is
+thus bounded by 64 KiB of this process's bodies, and the worker takes one job in turn from every I/O process.
 
 No worker idles while an unclaimed job waits elsewhere: once WAITING is empty, ``_steal`` withdraws the
-younger half of the longest ring for each free worker. What triggers it: every drain of completions; a worker
-that is about to sleep, or to start a large job, rings the I/O processes that have something waiting.
+younger half of the longest ring for each free worker, and ``_escape`` moves what stands behind a long job to
+a worker that runs short ones. What triggers them: every drain of completions; a worker that is about to
+sleep, or to start a long job, rings the I/O processes that have something waiting.
+
+The bound that follows for a job at the head of its process's queue, with W workers alive and P I/O processes
+(docs/decisions/0002): it starts no later than the end of the job that its worker runs now, one job of each of
+the P - 1 others, and 64 KiB of its own process's bodies; at once if any worker is free.
 
 *Waiting*, for the node-wide capacity, is what the specification calls WAITING: jobs in the queue, and jobs
 put on a ring behind other work until they are claimed. Each I/O process publishes its own count, so the sum
@@ -23,6 +29,7 @@ from typing import Final
 
 from meshd.prepare.job import Job, JobState
 from meshd.prepare.lane import Entry, Lane
+from meshd.prepare.layout import BUSY_LONG
 
 STACK_BYTES: Final = 64 << 10  # ≈ 60 µs of parsing, or 0.3 ms of a fast tokenizer: a wake-up is worth that
 _STALE_NS: Final = 5_000_000  # unclaimed for so long by an idle worker: that one is stopped, not waking up
@@ -77,18 +84,28 @@ class Dispatcher:
         O(lanes).
         """
         best: Lane | None = None
+        behind: Lane | None = None  # a long job
         least = STACK_BYTES + 1
+        oldest_ns = 0
         for lane in self._by_preference:
             if not lane.is_alive or not lane.end.has_room:
                 continue
-            if lane.live == 0:
-                if not lane.row.busy:
+            held = lane.live_bytes
+            if lane.live:
+                if held >= least or held + body_length > STACK_BYTES:
+                    continue
+                busy = lane.row.busy
+            else:
+                busy = lane.row.busy
+                if not busy:
                     return lane, True
-                if least > 0:  # busy for another I/O process
-                    best, least = lane, 0
-            elif lane.live_bytes < least and lane.live_bytes + body_length <= STACK_BYTES:
-                best, least = lane, lane.live_bytes
-        return best, False
+            if busy == BUSY_LONG:
+                deadline_ns = lane.row.job_deadline_ns
+                if behind is None or deadline_ns < oldest_ns:
+                    behind, oldest_ns = lane, deadline_ns
+            elif held < least:
+                best, least = lane, held
+        return best or behind, False
 
     def pick_for_new(self, body_length: int) -> tuple[Lane | None, bool]:
         """Choose a lane for a job that has just come: none while others wait already."""
@@ -161,6 +178,17 @@ class Dispatcher:
                     return
                 for entry in entries[len(entries) // 2 :]:
                     self._move(entry, lane, now_ns)
+        for donor in donors:
+            if donor.row.busy == BUSY_LONG:
+                self._escape(donor, now_ns)
+
+    def _escape(self, donor: Lane, now_ns: int) -> None:
+        """Let nothing stand behind a long job that can stand behind short ones."""
+        for entry in donor.unclaimed():
+            lane, _ = self.pick(entry.job.body_length)
+            if lane is None or lane is donor or lane.row.busy == BUSY_LONG:
+                return
+            self._move(entry, lane, now_ns)
 
     def _spare(self, donor: Lane, now_ns: int) -> list[Entry]:
         """Unclaimed entries that another may run: not those of an idle worker that is just waking up."""

@@ -6,9 +6,12 @@
       64  check line: check word, I/O seats, prepare seats, depth               who creates the segment
      128  I/O cells, 128 bytes each, by I/O seat                                that I/O process
           +0    waiting     jobs that wait for a prepare worker
-          +8    epoch       of its board row when it attached
+          +8    epoch       of its board row when it attached; written after ``lost``
+          +16   lost        jobs of its predecessors for which no outcome was counted
+          +24   fault       1: it has found this segment broken; stays until the node ends
       …   prepare cells, 128 bytes each, by prepare seat                        the leader of the seat
           +0    retire      pid of the worker that is asked to leave
+          +8    log_turn    counts how often its worker was asked to reopen its log
       …   pairs, 2560 bytes each, by I/O seat, then prepare seat
           +0    tail        descriptors submitted                               I/O process
           +8    valid_from  descriptors below are a dead predecessor's          I/O process
@@ -49,7 +52,7 @@ from meshd.errors import StartupError
 from meshd.memory import HEADER_BYTES, Segment
 
 RINGS_KIND: Final = "rings"
-RINGS_VERSION: Final = 1
+RINGS_VERSION: Final = 2
 DEPTH: Final = 16
 RECORD_BYTES: Final = 64
 
@@ -58,6 +61,11 @@ OUTCOME_REFUSED: Final = 1
 OUTCOME_FAILED: Final = 2  # an exception in the job
 OUTCOME_SKIPPED: Final = 3  # withdrawn, past its start time, or of a dead I/O process: it never ran
 OUTCOME_DIED: Final = 4  # the prepare worker died between claim and completion
+
+# Values of the word ``busy`` on the board; 0 is idle.
+BUSY: Final = 1
+BUSY_LONG: Final = 2  # with a body above LONG_BODY: nobody should queue behind it who has a choice
+LONG_BODY: Final = 16 << 10
 
 _CHECK: Final = int.from_bytes(b"RINGPAIR", "little")
 _CHECK_OFFSET: Final = HEADER_BYTES
@@ -140,8 +148,17 @@ class RingsLayout:
     def epoch_word(self, io_seat: int) -> int:
         return self.waiting_word(io_seat) + 1
 
+    def lost_word(self, io_seat: int) -> int:
+        return self.waiting_word(io_seat) + 2
+
+    def fault_word(self, io_seat: int) -> int:
+        return self.waiting_word(io_seat) + 3
+
     def retire_word(self, prepare_seat: int) -> int:
         return (self._prepare_cells_at + prepare_seat * _CELL_BYTES) // 8
+
+    def log_turn_word(self, prepare_seat: int) -> int:
+        return self.retire_word(prepare_seat) + 1
 
     def pair(self, io_seat: int, prepare_seat: int) -> PairLayout:
         if not (0 <= io_seat < self.io_seats and 0 <= prepare_seat < self.prepare_seats):
@@ -178,12 +195,28 @@ def open_layout(segment: Segment, io_seats: int, prepare_seats: int) -> RingsLay
     Raises ``StartupError`` if the segment was made for other seats or by another layout.
     """
     layout = RingsLayout(io_seats, prepare_seats)
-    at = _CHECK_OFFSET // 8
-    expected = _check_line(layout)
-    found = tuple(segment.words[at : at + len(expected)])
-    if found != expected or segment.size < layout.size:
-        raise StartupError(f"the segment 'rings' has check line {found}, expected {expected}")
+    if not is_intact(segment, layout) or segment.size < layout.size:
+        raise StartupError(
+            f"the segment 'rings' has check line {_found_line(segment)}, expected {_check_line(layout)}"
+        )
     return layout
+
+
+def is_intact(segment: Segment, layout: RingsLayout) -> bool:
+    """Say whether the check line is still that of this layout."""
+    return _found_line(segment) == _check_line(layout)
+
+
+def has_fault(segment: Segment, layout: RingsLayout) -> bool:
+    """Say whether any I/O process has found the segment broken, or it is now. O(I/O seats)."""
+    words = segment.words
+    is_told = any(words[layout.fault_word(seat)] for seat in range(layout.io_seats))
+    return is_told or not is_intact(segment, layout)
+
+
+def _found_line(segment: Segment) -> tuple[int, ...]:
+    at = _CHECK_OFFSET // 8
+    return tuple(segment.words[at : at + 4])
 
 
 def _check_line(layout: RingsLayout) -> tuple[int, int, int, int]:

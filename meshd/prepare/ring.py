@@ -142,6 +142,20 @@ class IoEnd:
         )
 
 
+def has_job(segment: Segment, layout: PairLayout) -> bool:
+    """Say whether a job of this pair runs or may still run; for onlookers, who see a moment ago."""
+    words = segment.words
+    head = words[layout.head_word]
+    if words[layout.done_word] < head:
+        return True
+    first = max(head, words[layout.valid_from_word])
+    for index in range(first, min(words[layout.tail_word], first + DEPTH)):
+        sequence = words[layout.descriptors_at // 8 + (index & _MASK) * (RECORD_BYTES // 8)]
+        if words[layout.withdrawn_word + (index & _MASK)] != sequence:
+            return True
+    return False
+
+
 class WorkerEnd:
     """The prepare worker's end of one pair; also its leader's, once the worker is dead and reaped."""
 

@@ -10,7 +10,10 @@ whose descriptors it leaves on its rings: another worker may be free for them (d
 
 The worker leaves, at the end of a job, when its leader asks (the ``retire`` word) or the supervisor is gone.
 When only the leader has died it goes on: the next leader asks it to leave once there is something to put in
-its place. ``busy`` on the board is 0 only if the worker has found every ring empty since its last job.
+its place. ``busy`` on the board is 0 only if the worker has found every ring empty since its last job, and
+tells whether the body of the running job is long.
+
+``log_turn`` counts how often the leader was told to reopen log files; the worker follows between two jobs.
 """
 
 from __future__ import annotations
@@ -23,14 +26,21 @@ from typing import Final
 
 from meshd.control import BoardRow, ProcessBoard, State, Topology
 from meshd.memory import Segment
-from meshd.prepare.layout import OUTCOME_FAILED, OUTCOME_SKIPPED, Descriptor, open_layout
+from meshd.prepare.layout import (
+    BUSY,
+    BUSY_LONG,
+    LONG_BODY,
+    OUTCOME_FAILED,
+    OUTCOME_SKIPPED,
+    Descriptor,
+    open_layout,
+)
 from meshd.prepare.ring import Record, WorkerEnd
 
 RunJob = Callable[[Descriptor, memoryview, memoryview, Callable[[], bool]], tuple[int, int]]
 """Runs one job: descriptor, body, view area, ``should_stop``; returns the outcome and the view's length."""
 
 _POLL_S: Final = 0.05
-_LONG_BODY: Final = 16 << 10
 _NEWS_AGE_NS: Final = 100_000
 
 
@@ -61,6 +71,7 @@ class PrepareWorker:
     """The loop of one prepare worker. ``slabs`` and ``io_bells``: by I/O seat; ``bell``: its own.
 
     ``on_exception`` hears of exceptions in jobs, for the log; the job fails and the worker goes on.
+    ``reopen_log`` is called when the leader asks for it.
     """
 
     def __init__(
@@ -76,10 +87,14 @@ class PrepareWorker:
         on_exception: Callable[[BaseException], None],
         supervisor_pid: int,
         clock: Callable[[], int] = time.monotonic_ns,
+        reopen_log: Callable[[], None] | None = None,
     ) -> None:
         layout = open_layout(rings, topology.io_seats, topology.prepare_seats)
         self._words = rings.words
         self._retire_word = layout.retire_word(seat)
+        self._log_turn_word = layout.log_turn_word(seat)
+        self._log_turn = self._words[self._log_turn_word]
+        self._reopen_log = reopen_log
         self._row = board.row(topology.board_prepare(seat))
         self._bell = bell
         self._run_job = run_job
@@ -125,11 +140,19 @@ class PrepareWorker:
     def _is_retired(self) -> bool:
         return self._words[self._retire_word] == self._pid
 
+    def _follow_log(self) -> None:
+        turn = self._words[self._log_turn_word]
+        if turn != self._log_turn:
+            self._log_turn = turn
+            if self._reopen_log is not None:
+                self._reopen_log()
+
     def _serve_all(self) -> None:
         sources = self._sources
         has_work = True
         while has_work:
             has_work = False
+            self._follow_log()  # also under a load that never lets us sleep
             for source in sources:
                 record = source.end.take()
                 if record is not None:
@@ -151,9 +174,11 @@ class PrepareWorker:
         else:
             row = self._row
             row.job_deadline_ns = finish_by_ns
-            row.busy = 1
-            if body_length > _LONG_BODY:
+            if body_length > LONG_BODY:
+                row.busy = BUSY_LONG  # before telling: whoever pushes from now on sees it
                 self._tell_those_left_waiting()
+            else:
+                row.busy = BUSY
             slab = source.slab
             try:
                 outcome, view_length = self._run_job(
@@ -175,7 +200,7 @@ class PrepareWorker:
 
     def _ring(self, current: _Source, now_ns: int, next_body_length: int) -> None:
         """Tell of results before the next job: all if they are old or it is long, else of empty rings."""
-        is_due = next_body_length > _LONG_BODY or now_ns - self._news_since_ns > _NEWS_AGE_NS
+        is_due = next_body_length > LONG_BODY or now_ns - self._news_since_ns > _NEWS_AGE_NS
         has_news = False
         for source in self._sources:
             if source.has_news:

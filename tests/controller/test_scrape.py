@@ -15,6 +15,7 @@ from meshd import __version__
 from meshd.api.health import HealthFacts
 from meshd.control import ProcessBoard, Role, State, Topology
 from meshd.controller.http_server import Request, Response
+from meshd.controller.pool_watch import PoolWatch
 from meshd.controller.scrape import (
     KINDS,
     CpuLedger,
@@ -25,7 +26,9 @@ from meshd.controller.scrape import (
 from meshd.memory import Segment
 from meshd.metrics.catalog import build_catalog
 from meshd.metrics.cells import MetricRow, segment_size
+from meshd.metrics.job_balance import JobBalance
 from meshd.metrics.table import MetricTable
+from meshd.prepare.layout import create_rings
 from meshd.routing.load import LoadTable, segment_bytes
 from meshd.routing.registry import Upstream
 
@@ -59,8 +62,10 @@ class Node:
         segment = Segment.create("load", segment_bytes(self.topology.io_seats))
         self.own_load = LoadTable(segment, 0, self.topology.io_seats)
         self.loads = LoadTable(segment, None, self.topology.io_seats)
+        rings = create_rings(self.topology.io_seats, self.topology.prepare_seats)
+        pool = PoolWatch(self.topology, self.board, rings, JobBalance(self.cells, self.catalog))
         self.routes = MetricsRoutes(
-            self.table, self.board, self.loads, self.ledger(), lambda: facts, lambda: upstreams, 4096
+            self.table, self.board, self.loads, self.ledger(), lambda: facts, lambda: upstreams, 4096, pool
         )
 
     def ledger(self) -> CpuLedger:

@@ -6,9 +6,14 @@ from dataclasses import dataclass, field
 
 from meshd.admission import cells
 from meshd.control import ProcessBoard, Role, State, Topology
+from meshd.controller.pool_watch import PoolWatch
 from meshd.controller.sweeper import POOL_LIMIT_NS, Sweeper
 from meshd.log import Log
 from meshd.memory import Segment
+from meshd.metrics.catalog import build_catalog
+from meshd.metrics.cells import segment_size
+from meshd.metrics.job_balance import JobBalance
+from meshd.prepare.layout import create_rings, open_layout
 from meshd.routing.load import SEGMENT_KIND, LoadTable, segment_bytes
 
 
@@ -24,8 +29,13 @@ class Node:
         log = Log("test", "error", stream_fd=-1)
         self.gate = Segment.create(cells.SEGMENT_KIND, cells.segment_size(self.topology.io_seats))
         self.admission = cells.Cells(self.gate, None, self.topology.io_seats)
+        topology = self.topology
+        self.rings = create_rings(topology.io_seats, topology.prepare_seats)
+        self.layout = open_layout(self.rings, topology.io_seats, topology.prepare_seats)
+        cells_segment = Segment.create("metrics", segment_size(topology.metric_rows))
+        pool = PoolWatch(topology, self.board, self.rings, JobBalance(cells_segment, build_catalog()))
         self.sweeper = Sweeper(
-            self.board, self.topology, self.loads, self.admission, log, lambda: self.now_ns
+            self.board, topology, self.loads, self.admission, pool, log, lambda: self.now_ns
         )
 
     def load_table(self, row: int | None) -> LoadTable:
@@ -122,3 +132,23 @@ def test_pool_that_still_loads_its_first_tokenizer_has_not_failed() -> None:
     node = Node()
     node.board.row(node.topology.board_prepare(0)).open(Role.PREPARE, 0, 200, "0")
     assert not node.sweep_after(300)
+
+
+def test_a_layout_fault_fails_the_pool_until_the_node_is_started_again() -> None:
+    node = Node()
+    row = node.board.row(node.topology.board_prepare(0))
+    row.open(Role.PREPARE, 0, 200, "0")
+    row.state = State.READY
+    assert not node.sweep_after(1)
+    node.rings.words[node.layout.fault_word(1)] = 1  # any I/O process may be the one that saw it
+    assert node.sweep_after(0)
+    assert node.sweep_after(100), "a live worker does not end it"
+
+
+def test_a_changed_check_word_fails_the_pool() -> None:
+    node = Node()
+    row = node.board.row(node.topology.board_prepare(0))
+    row.open(Role.PREPARE, 0, 200, "0")
+    row.state = State.READY
+    node.rings.words[8] ^= 1
+    assert node.sweep_after(0)
