@@ -29,11 +29,12 @@ UNKNOWN_LENGTH_BYTES: Final = 65536  # what a body of unknown length reserves at
 class BodyRoom:
     """Room for one body: a share of the node's body memory, and the slot that it pays for."""
 
-    __slots__ = ("_gate", "_reserved_bytes", "slot")
+    __slots__ = ("_gate", "_reserved_bytes", "_view_bytes", "slot")
 
     def __init__(self, gate: Gate, slot: Slot, reserved_bytes: int) -> None:
         self._gate = gate
         self._reserved_bytes = reserved_bytes
+        self._view_bytes = 0  # of a view area that was widened; an ordinary one is not counted
         self.slot = slot
 
     @property
@@ -51,6 +52,25 @@ class BodyRoom:
             return False
         self.slot = slot
         return True
+
+    def widen_view(self, view_bytes: int) -> bool:
+        """Make the view area so long, once and before any job; False if there is no memory for it now."""
+        if not self._gate.memory.grow(view_bytes):
+            return False
+        if not self.slot.widen_view(view_bytes):
+            self._gate.memory.release(view_bytes)
+            return False
+        self._reserved_bytes += view_bytes
+        self._view_bytes = view_bytes
+        return True
+
+    def settle_view(self, view_bytes: int) -> None:
+        """Give back what was reserved for the view area beyond what was written into it."""
+        surplus = self._view_bytes - view_bytes
+        if surplus > 0:
+            self._view_bytes = view_bytes
+            self._reserved_bytes -= surplus
+            self._gate.memory.release(surplus)
 
     def release(self, job: Job | None) -> None:
         """Give both back; the slot of a job no sooner than no prepare worker can touch it."""
@@ -233,6 +253,11 @@ class Director:
     @property
     def reserved_bytes(self) -> int:
         return self._gate.memory.reserved_bytes
+
+    @property
+    def body_memory_bytes(self) -> int:
+        """The bound on body memory of the node."""
+        return self._gate.memory.bound_bytes
 
     def health_facts(self) -> HealthFacts:
         return node_facts(

@@ -38,7 +38,8 @@ class Endpoint:
     ``path``: for a row of more than one path its template or pattern, a bounded value too.
     ``capability``: the path looked up in an upstream's ``mesh.apis``, ``None`` where no upstream is asked.
     ``has_prepare_job``: a JSON body is read by a prepare worker; without one a body means nothing here.
-    ``picks_by``: how an upstream is chosen. ``is_served_in_pd``: also served by prefill/decode plans.
+    ``picks_by``: how an upstream is chosen; ``local``: none is, meshd answers by itself.
+    ``is_served_in_pd``: also served by prefill/decode plans.
     ``takes_rank``: a data-parallel upstream gets its rank even if no label says so.
     ``is_repeatable``: repeating a request that has reached an upstream changes nothing for the client,
     whatever its method. ``id_prefix``: opens a generated request id.
@@ -85,6 +86,7 @@ def _rows() -> tuple[Endpoint, ...]:
         methods: tuple[str, ...] = ("POST",),
         capability: str | None = "",
         picks_by: PicksBy = "policy",
+        has_prepare_job: bool | None = None,
         is_served_in_pd: bool = False,
         dialect: Dialect = "openai",
         stream_api: StreamApi = "",
@@ -99,7 +101,7 @@ def _rows() -> tuple[Endpoint, ...]:
                 methods=methods,
                 path=path,
                 capability=path if capability == "" else capability,
-                has_prepare_job=is_inference,
+                has_prepare_job=is_inference if has_prepare_job is None else has_prepare_job,
                 picks_by=picks_by,
                 is_served_in_pd=is_served_in_pd,
                 takes_rank=is_served_in_pd,
@@ -137,6 +139,16 @@ def _rows() -> tuple[Endpoint, ...]:
     )
     add("responses", RESPONSES_PATH, "resp-", stream_api="responses")
     add("embeddings", "/v1/embeddings", "req-")
+    for name in ("tokenize", "detokenize"):
+        add(
+            name,
+            f"/v1/{name}",
+            "req-",
+            label="other",
+            capability=None,
+            picks_by="local",
+            has_prepare_job=True,
+        )
     add(
         "models",
         "/v1/models",

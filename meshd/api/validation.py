@@ -117,6 +117,25 @@ def _check_embeddings(members: Members) -> None:
         raise _GiantNumber("")
 
 
+def _check_tokenize(members: Members) -> None:
+    if "prompt" not in members:
+        refuse('The member "prompt" is missing.')
+    prompt = members["prompt"]
+    if type(prompt) is not str and not (type(prompt) is list and _types(prompt) <= {str}):
+        refuse('The member "prompt" must be a string or an array of strings.')
+    _check_name(members)
+
+
+def _check_detokenize(members: Members) -> None:
+    if "tokens" not in members:
+        refuse('The member "tokens" is missing.')
+    _check_ids(
+        members["tokens"], 'The member "tokens" must be an array of integers or of arrays of integers.'
+    )
+    _check_name(members)
+    _check_boolean(members, "skip_special_tokens")
+
+
 _CHECKS: Final[dict[str, Callable[[Members], None]]] = {
     "chat": _check_chat,
     "completions": _check_completions,
@@ -125,6 +144,8 @@ _CHECKS: Final[dict[str, Callable[[Members], None]]] = {
     "count_tokens": _check_messages,
     "responses": _check_responses,
     "embeddings": _check_embeddings,
+    "tokenize": _check_tokenize,
+    "detokenize": _check_detokenize,
 }
 
 
@@ -139,6 +160,13 @@ def _require_model(members: Members) -> None:
         if "model" not in members:
             refuse('The member "model" is missing.')
         refuse('The member "model" must be a string that is not blank.')
+
+
+def _check_name(members: Members) -> None:
+    """Check the model of an endpoint for which any name will do, an empty one too."""
+    model = members.get("model")
+    if type(model) is not str and model is not None:
+        refuse('The member "model" must be a string.')
 
 
 def _check_messages_member(members: Members) -> None:

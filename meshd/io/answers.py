@@ -39,9 +39,17 @@ class LocalAnswer:
         self._closes = closes
         self._extra = extra
 
-    def success(self, status: int, body: bytes, fields: tuple[Field, ...]) -> None:
+    def success(
+        self, status: int, body: bytes, fields: tuple[Field, ...], body_bytes: int | None = None
+    ) -> None:
+        """Write an answer; with ``body_bytes``, its whole length, the rest follows by ``more``."""
         self._record.outcome = "completed"
-        self._write(status, "", body, fields)
+        self._write(status, "", body, fields, body_bytes)
+
+    def more(self, data: bytes) -> None:
+        """Write the next piece of a body that was begun."""
+        self._record.bytes_out += len(data)
+        self._downstream.write(data)
 
     def error(self, error: MeshError) -> None:
         """Write an error, or a preflight where the refused method is one."""
@@ -72,7 +80,14 @@ class LocalAnswer:
         self._downstream.write(answer)
         return True
 
-    def _write(self, status: int, code: str, body: bytes, fields: tuple[Field, ...]) -> None:
+    def _write(
+        self,
+        status: int,
+        code: str,
+        body: bytes,
+        fields: tuple[Field, ...],
+        body_bytes: int | None = None,
+    ) -> None:
         io, record = self._io, self._record
         record.status, record.bytes_out = status, len(body)
         io.metrics.response(status, code)
@@ -85,6 +100,7 @@ class LocalAnswer:
                 closes=self._closes,
                 is_head=self._head.method == "HEAD",
                 extra=fields + self._extra,
+                body_bytes=body_bytes,
             )
         )
 

@@ -31,6 +31,7 @@ from meshd.io.fan_out import FanOut, ResourceRequest
 from meshd.io.headers import downstream_head
 from meshd.io.http1 import Field, RequestHead, ResponseHead
 from meshd.io.leg import Leg
+from meshd.io.prepared_answer import PreparedAnswer
 from meshd.io.relay import Relay
 from meshd.io.request_checks import (
     check_endpoint_head,
@@ -56,6 +57,7 @@ class Exchange:
         "_head",
         "_io",
         "_job",
+        "_prepared",
         "_relay",
         "_room",
         "_task",
@@ -72,6 +74,7 @@ class Exchange:
         self._ticket: Ticket | None = None
         self._room: BodyRoom | None = None
         self._job: Job | None = None
+        self._prepared: PreparedAnswer | None = None
         self.placement: Placement | None = None
         self.leg: Leg | None = None
         self._relay: Relay | None = None
@@ -83,7 +86,7 @@ class Exchange:
         stages = (
             ("relay", self._relay),
             ("upstream", self.leg),
-            ("prepare", self._job),
+            ("prepare", self._job or self._prepared),
             ("body", self._room),
         )
         stage = next((name for name, part in stages if part is not None), "new")
@@ -123,7 +126,7 @@ class Exchange:
             self._begin(io.endpoints.template_of(head.path), "req-")
             raise
         self._begin(endpoint.path, endpoint.id_prefix)
-        if endpoint.picks_by == "local":
+        if endpoint.picks_by == "local" and not endpoint.has_prepare_job:
             self._answer(*io.routes.models())
             return
         self.record.endpoint = endpoint.label
@@ -132,6 +135,8 @@ class Exchange:
         io.metrics.tickets_granted.inc()
         if endpoint.picks_by == "fan_out":
             await self._serve_resource(endpoint, resource_id)
+        elif endpoint.picks_by == "local":
+            await self._serve_prepared(endpoint)
         else:
             await self._serve_endpoint(endpoint)
 
@@ -153,6 +158,18 @@ class Exchange:
         attempts = Attempts(io, self, self._head, endpoint, view, room)
         response, authority = await attempts.run()
         await self._relay_response(endpoint, response, authority)
+
+    async def _serve_prepared(self, endpoint: Endpoint) -> None:
+        """A prepare worker writes the whole answer; no upstream is asked."""
+        io, record = self._io, self.record
+        room = await self._receive_body(io.max_body_bytes)
+        record.body_at = io.clock()
+        prepared = self._prepared = PreparedAnswer(io, endpoint, room, record.bytes_in)
+        self._room = None
+        answer = await prepared.prepare()
+        self._note_view(endpoint, RoutingView(answer.model, stage_ns=answer.stage_ns))
+        self._closes = self._must_close()
+        await prepared.send(answer, self._downstream, self._local_answer())
 
     async def _serve_resource(self, endpoint: Endpoint, resource_id: str) -> None:
         """A stored response may lie on any origin: all are asked, the best answer is relayed."""
@@ -310,8 +327,9 @@ class Exchange:
             self._io.log.warning(
                 "request_failed", request_id=record.request_id, code=error.code, cause=error.cause
             )
-        if self._relay is not None or record.is_client_gone:
-            record.error_code, record.outcome = error.code, "failed"
+        is_begun = self._relay is not None or (self._prepared is not None and self._prepared.has_begun)
+        if is_begun or record.is_client_gone:
+            record.error_code, record.outcome = error.code, "body_error"
             self._downstream.abort()  # a head has gone out already: only a cut is truthful now
             return
         self._closes = error.is_closing or self._must_close()
@@ -340,6 +358,8 @@ class Exchange:
     def client_resumed(self) -> None:
         if self._relay is not None:
             self._relay.resume()
+        elif self._prepared is not None:
+            self._prepared.resume()
 
     def check_timers(self, now: float) -> None:
         """Act on timers of the upstream side; the process calls this several times a second."""
@@ -356,6 +376,8 @@ class Exchange:
     def _cancel(self) -> None:
         if self._job is not None:
             self._io.director.cancel(self._job)  # before the task: its future takes no result any more
+        elif self._prepared is not None:
+            self._prepared.cancel()
         self._task.cancel()
 
     # ------------------------------------------------------------------------------------------ finish
@@ -368,6 +390,8 @@ class Exchange:
         if self.placement is not None:
             io.director.release(self.placement)
         self._release_room()
+        if self._prepared is not None:
+            self._prepared.release()
         if self._ticket is not None:
             self._ticket.release()
         io.exchanges.discard(self)

@@ -246,12 +246,16 @@ def local_answer(
     is_head: bool = False,
     extra: tuple[Field, ...] = (),
     content_type: bytes = b"application/json",
+    body_bytes: int | None = None,
 ) -> bytes:
-    """Return a whole answer that meshd itself gives; a HEAD request gets the head alone."""
+    """Return a whole answer that meshd itself gives; a HEAD request gets the head alone.
+
+    ``body_bytes``: the length of the whole body, if ``body`` is only how it begins.
+    """
     parts = [
         b"HTTP/1.1 %d %s\r\ncontent-type: " % (status, _REASONS.get(status, b"")),
         content_type,
-        b"\r\ncontent-length: %d\r\ndate: " % len(body),
+        b"\r\ncontent-length: %d\r\ndate: " % (len(body) if body_bytes is None else body_bytes),
         date,
         b"\r\nserver: meshd\r\nx-request-id: ",
         request_id.encode("latin-1"),

@@ -21,20 +21,20 @@ from meshd.api.rank_body import find_rank_free
 from meshd.api.request_json import Members, refuse
 from meshd.api.text import routing_text, text_bytes
 from meshd.api.validation import read_request
-from meshd.api.view import NEEDS_RANK_FREE, NEEDS_TEXT, NEEDS_TOKENS, RoutingView, StageTimes
+from meshd.api.view import NEEDS_RANK_FREE, NEEDS_TEXT, NEEDS_TOKENS, RoutingView
 from meshd.errors import MeshError
 from meshd.prepare.chat_messages import chat_messages
 from meshd.prepare.chat_template import ChatRequest, ChatTemplate, OutputTooLong, TemplateRefusal
+from meshd.prepare.stopwatch import ENCODE, TEMPLATE, VIEW, Stopped, Stopwatch
+from meshd.prepare.tokenize import TokenizerAnswers
 from meshd.prepare.tokenizer import EncodeFailed, LoadedTokenizer, TokenizerSet
 
 NO_TEMPLATE: Final = "no_chat_template"
 """Reason reported to ``on_fallback``; the engine's own is ``tokenizer.ENGINE_ERROR``."""
 
+__all__ = ["NO_TEMPLATE", "Stopped", "ViewBuilder"]
+
 _CHAT_LIKE: Final = frozenset(("chat", "messages", "count_tokens"))
-
-
-class Stopped(Exception):
-    """The job was told to stop; its result would be dropped."""
 
 
 class ViewBuilder:
@@ -42,6 +42,7 @@ class ViewBuilder:
 
     ``tokenizers``: ``None`` if the node has none. ``clock``: monotonic nanoseconds.
     ``on_fallback``: told the reason when something slower or coarser was used instead.
+    ``answers``: for the endpoints that are answered here. ``watch`` times all stages, one job at a time.
     """
 
     def __init__(
@@ -56,8 +57,9 @@ class ViewBuilder:
         self._tokenizers = tokenizers
         self._prefix_token_count = prefix_token_count
         self._max_tokenize_bytes = max_tokenize_bytes
-        self._clock = clock
         self._on_fallback = on_fallback
+        self.watch = Stopwatch(clock)
+        self.answers = TokenizerAnswers(tokenizers, max_tokenize_bytes, self.watch)
 
     def build(
         self,
@@ -71,11 +73,11 @@ class ViewBuilder:
         Raises ``MeshError`` for a request that is refused, ``Stopped`` if ``should_stop`` says so
         between two stages.
         """
-        started = self._clock()
+        watch = self.watch
+        watch.start()
         members = read_request(endpoint, body)
-        parsed = self._clock()
+        watch.enter(VIEW)
         view = read_facts(endpoint, members)
-        template_ns = encode_ns = 0
         if needs:
             _check_stop(should_stop)
             if needs & NEEDS_RANK_FREE:
@@ -84,9 +86,8 @@ class ViewBuilder:
             if text is not None:
                 view.text_bytes = text_bytes(text)
             if needs & NEEDS_TOKENS:
-                template_ns, encode_ns = self._add_tokens(endpoint, members, view, text, should_stop)
-        view_ns = self._clock() - parsed - template_ns - encode_ns
-        view.stage_ns = StageTimes(parsed - started, template_ns, encode_ns, view_ns)
+                self._add_tokens(endpoint, members, view, text, should_stop)
+        view.stage_ns = watch.stop()
         return view
 
     def _add_tokens(
@@ -96,9 +97,9 @@ class ViewBuilder:
         view: RoutingView,
         text: str | None,
         should_stop: Callable[[], bool] | None,
-    ) -> tuple[int, int]:
-        """Set the token members of ``view``; return the nanoseconds of ``template`` and ``encode``."""
-        template_ns = encode_ns = 0
+    ) -> None:
+        """Set the token members of ``view``."""
+        watch = self.watch
         ids = _ids_in_body(endpoint, members)
         if ids is not None:
             packed = _packed(ids, self._prefix_token_count)
@@ -107,19 +108,17 @@ class ViewBuilder:
             prompt = _prompt_to_encode(endpoint, members, text)
             self._check_length(prompt)
             if endpoint.name in _CHAT_LIKE:
-                started = self._clock()
+                watch.enter(TEMPLATE)
                 prompt = self._render(endpoint, members, tokenizer.template, prompt)
-                template_ns = self._clock() - started
                 _check_stop(should_stop)
-            started = self._clock()
+            watch.enter(ENCODE)
             packed = self._encode(tokenizer, prompt)
-            encode_ns = self._clock() - started
+            watch.enter(VIEW)
             _check_stop(should_stop)
         if packed:
             view.token_ids = packed
             view.prefix_key = prefix_key(packed)
             view.key_position = key_position(view.prefix_key)
-        return template_ns, encode_ns
 
     def _find_tokenizer(self, model: str) -> LoadedTokenizer:
         found = self._tokenizers.find(model) if self._tokenizers is not None else None

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,15 +18,17 @@ import jinja2
 import tokenizers
 
 from meshd.prepare.chat_template import ChatTemplate
+from meshd.prepare.conversation_cache import PIECE, ConversationCache
+from meshd.prepare.crosscheck import CheckedEngine, CrossCheck, EngineSwitch, LocalSwitch
+from meshd.prepare.cut_proof import Cuts
 from meshd.prepare.engine_proof import PROOF_SEED, Encode, prove_in_child
+from meshd.prepare.prefix_tokens import head_ids
 from meshd.prepare.proof_text import proof_texts
+from meshd.prepare.tokenizer_events import NoEvents, TokenizerEvents
 
 REFERENCE: Final = "tokenizers"
 FAST: Final = "fastokens"
-ENGINE_ERROR: Final = "engine_error"
-"""Reason reported to ``on_fallback``."""
-
-OnFallback = Callable[[str], None]
+Decode = Callable[[list[int], bool], str]
 
 
 class LoadFailed(Exception):
@@ -36,11 +39,25 @@ class EncodeFailed(Exception):
     """The reference engine could not encode a text."""
 
 
+class DecodeFailed(Exception):
+    """The reference engine could not turn ids into a text."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerTools:
+    """What the tokenizers of one prepare worker share. ``crosscheck``: ``None`` if nothing is repeated."""
+
+    events: TokenizerEvents
+    cache: ConversationCache | None = None
+    crosscheck: CrossCheck | None = None
+
+
 class LoadedTokenizer:
     """One tokenizer with its chat template.
 
-    ``engine``: the engine in use. ``template``: ``None`` if the model has none. ``warning``: what an
-    operator should know about the choice of engine, empty if nothing.
+    ``template``: ``None`` if the model has none. ``warning``: what an operator should know about the choice
+    of engine, empty if nothing. ``cuts``: where its texts may be cut. ``source``: names it in the log.
+    A leader loads it; ``for_worker`` gives it to a prepare worker, where it counts, checks and remembers.
     """
 
     def __init__(
@@ -49,40 +66,115 @@ class LoadedTokenizer:
         fast: Encode | None = None,
         template: ChatTemplate | None = None,
         warning: str = "",
+        decode: Decode | None = None,
+        *,
+        vocab_size: int = 0,
+        cuts: Cuts | None = None,
+        source: str = "",
+        tools: WorkerTools | None = None,
+        switch: EngineSwitch | None = None,
     ) -> None:
         self._reference = reference
         self._fast = fast
+        self._decode = decode
         self.template = template
         self.warning = warning
+        self.vocab_size = vocab_size
+        self.cuts = cuts or Cuts()
+        self.source = source
+        self._switch = switch or LocalSwitch()
+        tools = tools or WorkerTools(NoEvents())
+        self._events = tools.events
+        self._checked: CheckedEngine | None = None
+        if fast is not None:
+            self._checked = CheckedEngine(
+                fast, self._encode_reference, self._switch, tools.crosscheck, tools.events, source
+            )
+        self._cache = tools.cache if self.may_reuse else None
+        self._roots = (-1, -1) if self._cache is None else (self._cache.new_root(), self._cache.new_root())
+
+    def for_worker(self, tools: WorkerTools, switch: EngineSwitch | None = None) -> LoadedTokenizer:
+        """Return the same tokenizer at work in a prepare worker. ``switch``: of this tokenizer."""
+        return LoadedTokenizer(
+            self._reference,
+            self._fast,
+            self.template,
+            self.warning,
+            self._decode,
+            vocab_size=self.vocab_size,
+            cuts=self.cuts,
+            source=self.source,
+            tools=tools,
+            switch=switch,
+        )
 
     @property
     def engine(self) -> str:
-        return REFERENCE if self._fast is None else FAST
+        """The engine in use."""
+        return REFERENCE if self._fast is None or self._switch.is_off else FAST
 
-    def encode(self, text: str, on_fallback: OnFallback | None = None) -> list[int]:
+    @property
+    def may_bound(self) -> bool:
+        """Whether the head of a text may be tokenized without its rest."""
+        return not self.cuts.head
+
+    @property
+    def may_reuse(self) -> bool:
+        """Whether the ids of a text may be put together from those of its pieces."""
+        return not (self.cuts.head or self.cuts.pieces)
+
+    def encode(self, text: str) -> list[int]:
         """Return the ids of ``text``; special tokens written in it are recognised, none are added.
 
-        An exception of the fast engine costs a second encode by the reference and is reported to
-        ``on_fallback``. Raises ``EncodeFailed``. Never call it in a leader.
+        Raises ``EncodeFailed``. Never call it in a leader.
         """
-        if self._fast is not None:
-            try:
-                return self._fast(text)
-            except BaseException as error:  # a panic of a Rust engine is no Exception
-                if isinstance(error, (KeyboardInterrupt, SystemExit)):
-                    raise
-                if on_fallback is not None:
-                    on_fallback(ENGINE_ERROR)
+        checked = self._checked
+        if checked is not None and not self._switch.is_off:
+            ids = self._encode_whole(text, checked.encode, is_fast=True)
+            if not self._switch.is_off:
+                return ids
+        return self._encode_whole(text, self._encode_reference, is_fast=False)
+
+    def encode_head(self, text: str, count: int) -> list[int]:
+        """Return the first ``count`` ids of ``text``: those that open the ids of the whole text.
+
+        Costs what ``count`` costs, not what ``text`` does, where the tokenizer and the text allow it.
+        Raises ``EncodeFailed``. Never call it in a leader.
+        """
+        checked = self._checked
+        if checked is not None and not self._switch.is_off:
+            ids = head_ids(text, count, checked.encode, self.may_bound, self._events)
+            if not self._switch.is_off:
+                return ids
+        return head_ids(text, count, self._encode_reference, self.may_bound, self._events)
+
+    def decode(self, ids: list[int], skip_special_tokens: bool) -> str:
+        """Return the text of ``ids``, always by the reference engine. Raises ``DecodeFailed``."""
+        if self._decode is None:
+            raise DecodeFailed("the tokenizer has no decoder")
+        try:
+            return self._decode(ids, skip_special_tokens)
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:
+            raise DecodeFailed(f"{type(error).__name__} in the tokenizer") from error
+
+    def _encode_whole(self, text: str, encode: Encode, is_fast: bool) -> list[int]:
+        cache = self._cache
+        if cache is None or len(text) < PIECE:
+            return encode(text)
+        return cache.encode(self._roots[is_fast], text, encode, is_slow=not is_fast)
+
+    def _encode_reference(self, text: str) -> list[int]:
         try:
             return self._reference(text)
+        except (KeyboardInterrupt, SystemExit):
+            raise
         except BaseException as error:
-            if isinstance(error, (KeyboardInterrupt, SystemExit)):
-                raise
             raise EncodeFailed(f"{type(error).__name__} in the tokenizer") from error
 
-    def encode_head(self, text: str, count: int, on_fallback: OnFallback | None = None) -> list[int]:
-        """Return the first ``count`` ids of ``text``: those that open the ids of the whole text."""
-        return self.encode(text, on_fallback)[:count]
+    def __repr__(self) -> str:
+        return f"LoadedTokenizer({self.source!r}, engine={self.engine}, cuts={self.cuts})"
 
 
 class TokenizerSet:
@@ -101,6 +193,10 @@ class TokenizerSet:
             return next(iter(entries.values()))
         return found
 
+    def first(self) -> LoadedTokenizer | None:
+        """Return the tokenizer that was registered first, ``None`` if there is none."""
+        return next(iter(self._entries.values()), None)
+
 
 def load_tokenizer(path: str, engine: str, chat_template_path: str | None = None) -> LoadedTokenizer:
     """Load the tokenizer at ``path``: a ``tokenizer.json``, or a directory that holds one.
@@ -112,16 +208,16 @@ def load_tokenizer(path: str, engine: str, chat_template_path: str | None = None
     template = load_template(file.parent, chat_template_path)
     reference = _load_reference(file)
     if engine == REFERENCE:
-        return LoadedTokenizer(_encode_with(reference), None, template)
+        return LoadedTokenizer(_encode_with(reference), None, template, decode=_decode_with(reference))
     fast, reason = _load_fast(file)
     if fast is not None:
         reason = _prove(reference, fast)
     if not reason:
-        return LoadedTokenizer(_encode_with(reference), fast, template)
+        return LoadedTokenizer(_encode_with(reference), fast, template, decode=_decode_with(reference))
     if engine == FAST:
         raise LoadFailed(f"the engine fastokens cannot be used for {file}: {reason}")
     warning = f"the engine fastokens is not used for {file}: {reason}"
-    return LoadedTokenizer(_encode_with(reference), None, template, warning)
+    return LoadedTokenizer(_encode_with(reference), None, template, warning, _decode_with(reference))
 
 
 def load_template(directory: Path, chat_template_path: str | None = None) -> ChatTemplate | None:
@@ -194,6 +290,14 @@ def _encode_with(engine: Any) -> Encode:
         return found
 
     return ids
+
+
+def _decode_with(reference: tokenizers.Tokenizer) -> Decode:
+    def text_of(ids: list[int], skip_special_tokens: bool) -> str:
+        text: str = reference.decode(ids, skip_special_tokens=skip_special_tokens)
+        return text
+
+    return text_of
 
 
 def _prove(reference: tokenizers.Tokenizer, fast: Encode) -> str:

@@ -153,17 +153,22 @@ class Leader:
 def job_runner(builder: ViewBuilder) -> RunJob:
     """Return the function that turns one descriptor and its body into a result in the view area."""
     from meshd.prepare.build import Stopped
-    from meshd.prepare.codec import ViewTooLarge, encode_refusal, encode_view
+    from meshd.prepare.codec import ViewTooLarge, encode_answer, encode_refusal, encode_view
+
+    watch = builder.watch
 
     def run_job(
         descriptor: Descriptor, body: memoryview, view: memoryview, should_stop: Callable[[], bool]
     ) -> tuple[int, int]:
         try:
             endpoint = endpoint_by_number(descriptor.endpoint_number)
+            if endpoint.picks_by == "local":
+                model, answer = builder.answers.answer(endpoint, body, should_stop)
+                return OUTCOME_VIEW, encode_answer(model, answer, watch.stop(), view)
             result = builder.build(endpoint, descriptor.needs, body, should_stop)
             return OUTCOME_VIEW, encode_view(result, view)
         except MeshError as error:
-            return OUTCOME_REFUSED, encode_refusal(error.code, error.message, view)
+            return OUTCOME_REFUSED, encode_refusal(error.code, error.message, view, watch.stop())
         except ViewTooLarge:
             return OUTCOME_REFUSED, encode_refusal("invalid_request", "The model name is too long.", view)
         except Stopped:  # nothing was written

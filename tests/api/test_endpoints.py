@@ -84,6 +84,8 @@ def test_request_id_prefixes_follow_the_api():
         "count_tokens": "msg-",
         "responses": "resp-",
         "embeddings": "req-",
+        "tokenize": "req-",
+        "detokenize": "req-",
         "models": "req-",
     }
     assert {e.id_prefix for e in RESOURCES} == {"resp-"}
@@ -97,11 +99,14 @@ def test_only_token_counting_and_resource_operations_borrow_the_capability_of_an
 def test_each_row_says_how_its_upstream_is_chosen_and_whether_its_body_is_prepared():
     assert {e.name: e.picks_by for e in ENDPOINTS if e.picks_by != "policy"} == {
         "count_tokens": "least_load",
+        "tokenize": "local",
+        "detokenize": "local",
         "models": "local",
     } | {e.name: "fan_out" for e in RESOURCES}
     for endpoint in ENDPOINTS:
         is_placed = endpoint.picks_by in ("policy", "least_load")
-        assert endpoint.has_prepare_job == is_placed
+        is_answered_by_a_worker = endpoint.name in ("tokenize", "detokenize")
+        assert endpoint.has_prepare_job == (is_placed or is_answered_by_a_worker)
     assert [e.name for e in ENDPOINTS if e.takes_rank] == ["chat", "completions", "generate"]
 
 

@@ -194,3 +194,53 @@ def test_a_count_beyond_64_bits_stays_an_integer():
 
 def test_the_last_of_two_models_counts():
     assert read("chat", None, b'{"model":"a","messages":[1],"model":"b"}')["model"] == "b"
+
+
+# ------------------------------------------------------------------------- tokenize and detokenize
+
+LOCAL = {"tokenize": {"prompt": ""}, "detokenize": {"tokens": []}}
+
+
+@pytest.mark.parametrize("name", LOCAL)
+def test_the_smallest_body_of_each_local_endpoint_passes(name):
+    for model in ({}, {"model": None}, {"model": ""}, {"model": "unknown"}, {"model": " m"}):
+        read(name, LOCAL[name] | {"stream": "any", "unknown": [{}]} | model)
+    for wrong in (7, [], True, {}):
+        with pytest.raises(MeshError, match='"model" must be a string'):
+            read(name, LOCAL[name] | {"model": wrong})
+
+
+@pytest.mark.parametrize("prompt", ["x", [], [""], ["a", "b"]])
+def test_each_kind_of_prompt_to_tokenize_passes(prompt):
+    read("tokenize", {"prompt": prompt})
+
+
+@pytest.mark.parametrize("prompt", [None, 1, True, {}, [1], ["a", 1], [["a"]], [None]])
+def test_a_prompt_to_tokenize_of_another_kind_is_refused(prompt):
+    with pytest.raises(MeshError, match='"prompt" must be'):
+        read("tokenize", {"prompt": prompt})
+    with pytest.raises(MeshError, match='"prompt" is missing'):
+        read("tokenize", {"model": "m1"})
+
+
+@pytest.mark.parametrize("tokens", [[], [1, 2], [[1], []], [[]], [-1], [10**40]])
+def test_each_kind_of_tokens_passes(tokens):
+    assert read("detokenize", {"tokens": tokens})["tokens"] is not None
+
+
+@pytest.mark.parametrize(
+    "tokens", [None, "x", 1, {}, [True], [1.0], ["a"], [1, [2]], [[1], "a"], [[1.5]], [None]]
+)
+def test_tokens_of_another_kind_are_refused(tokens):
+    with pytest.raises(MeshError, match='"tokens" must be'):
+        read("detokenize", {"tokens": tokens})
+    with pytest.raises(MeshError, match='"tokens" is missing'):
+        read("detokenize", {"model": "m1"})
+
+
+def test_skip_special_tokens_is_a_boolean():
+    for value in (None, True, False):
+        read("detokenize", {"tokens": [1], "skip_special_tokens": value})
+    for wrong in (1, "true", []):
+        with pytest.raises(MeshError, match='"skip_special_tokens"'):
+            read("detokenize", {"tokens": [1], "skip_special_tokens": wrong})

@@ -49,6 +49,14 @@ class Harness:
         return bytes(self.view(name, **members).token_ids[::4]).decode()
 
 
+def test_a_refused_request_is_timed_in_the_stage_that_refused_it():
+    harness = Harness("{{ raise_exception('no') }}")
+    refusal(harness, "chat", messages=HI)
+    assert harness.builder.watch.stop() == StageTimes(json_parse=10, template=10, view=10)
+    refusal(harness, "chat", messages=[])
+    assert harness.builder.watch.stop() == StageTimes(json_parse=10)
+
+
 def refusal(harness: Harness, name: str, **members) -> MeshError:
     with pytest.raises(MeshError) as caught:
         harness.view(name, **members)
@@ -73,7 +81,7 @@ def test_text_is_measured_when_it_is_needed():
     assert Harness().view("completions", needs=NEEDS_TEXT, prompt="né").text_bytes == 3
 
 
-@pytest.mark.parametrize("name", [e.name for e in ENDPOINTS if e.has_prepare_job])
+@pytest.mark.parametrize("name", [e.name for e in ENDPOINTS if e.has_prepare_job and e.capability])
 def test_rank_free_body_is_found_when_it_is_needed(name):
     members = {"model": "m1", "messages": HI, "prompt": "x", "data_parallel_rank": 7, "stream": None}
     body = json.dumps(members).encode()
@@ -254,8 +262,8 @@ def test_a_text_that_cannot_be_encoded_is_a_400():
 
 def test_each_stage_is_timed_and_nothing_is_counted_twice():
     view = Harness(TEMPLATE).view("chat", messages=HI)
-    # The clock steps 10 ns at each look: start, parsed, template twice, encode twice, end.
-    assert view.stage_ns == StageTimes(json_parse=10, template=10, encode=10, view=30)
+    # The clock steps 10 ns at each look: start, parsed, template, encode, encoded, end.
+    assert view.stage_ns == StageTimes(json_parse=10, template=10, encode=10, view=20)
     assert Harness().view("chat", needs=0, messages=HI).stage_ns == StageTimes(10, 0, 0, 10)
 
 

@@ -15,15 +15,15 @@ from typing import Any
 import pytest
 
 from meshd.api.endpoints import ENDPOINTS
-from meshd.api.view import RoutingView
+from meshd.api.view import RoutingView, StageTimes
 from meshd.config import Settings
 from meshd.control import Manifest, Role, State
 from meshd.errors import MeshError
 from meshd.memory import Segment
 from meshd.metrics import layout as metric_cells
-from meshd.prepare.build import Stopped
 from meshd.prepare.codec import HEAD_BYTES, decode_result
 from meshd.prepare.layout import OUTCOME_REFUSED, OUTCOME_SKIPPED, OUTCOME_VIEW, Descriptor, job_word
+from meshd.prepare.stopwatch import Stopped, Stopwatch
 from meshd.prepare.zygote import job_runner
 
 MakePool = Callable[..., Any]
@@ -105,6 +105,8 @@ class FakeBuilder:
 
     def __init__(self, answer: RoutingView | BaseException) -> None:
         self.answer = answer
+        self.watch = Stopwatch(iter(range(5, 1000, 5)).__next__)
+        self.watch.start()
 
     def build(
         self, endpoint: Any, needs: int, body: memoryview, should_stop: Callable[[], bool]
@@ -127,17 +129,15 @@ def test_a_view_a_refusal_and_a_stop_are_told_apart() -> None:
     outcome, view = run(RoutingView("m"))
     assert (outcome, view.model) == (OUTCOME_VIEW, "m")
     outcome, refusal = run(MeshError("invalid_request", "messages is missing"))
-    assert (outcome, refusal.code, refusal.message) == (
-        OUTCOME_REFUSED,
-        "invalid_request",
-        "messages is missing",
-    )
+    assert outcome == OUTCOME_REFUSED
+    assert (refusal.error.code, refusal.error.message) == ("invalid_request", "messages is missing")
+    assert refusal.stage_ns == StageTimes(json_parse=5), "the time until it refused counts too"
     assert run(Stopped()) == (OUTCOME_SKIPPED, None)
 
 
 def test_a_view_that_does_not_fit_is_a_refusal_that_does() -> None:
     outcome, refusal = run(RoutingView("m" * 1000), HEAD_BYTES + 60)
-    assert (outcome, refusal.code) == (OUTCOME_REFUSED, "invalid_request")
+    assert (outcome, refusal.error.code) == (OUTCOME_REFUSED, "invalid_request")
 
 
 def test_an_exception_is_the_workers_to_catch() -> None:
