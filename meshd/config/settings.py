@@ -339,6 +339,12 @@ class Settings:
         help="auto: fastokens where it is installed and proven equal for the tokenizer, else tokenizers.",
         choices=("auto", "fastokens", "tokenizers"),
     )
+    tokenizer_crosscheck_ratio: float = _prepare(
+        0.0001,
+        help="Part of the encodes by fastokens that tokenizers repeats; other ids switch fastokens off.",
+        minimum=0,
+        maximum=1,
+    )
     prepare_queue_capacity: int = _prepare(
         -1,
         help="Requests on the whole node that may wait for preparation; -1: derived.",
@@ -364,7 +370,10 @@ class Settings:
     )
     json_log: bool = _log(False, help="Write each line as a JSON object.", aliases=("log-json",))
     log_dir: str = _log(
-        "", help="Also write meshd.log in this directory; SIGHUP reopens it.", metavar="DIRECTORY"
+        "",
+        help="Also write meshd.log in this directory; SIGHUP reopens it.",
+        takes_effect="restart",
+        metavar="DIRECTORY",
     )
 
     shutdown_delay_secs: float = _shutdown(

@@ -247,9 +247,19 @@ def _prepare_families() -> list[Family]:
         _counter(
             "mesh_prepare_fallbacks_total",
             "Fallbacks taken while preparing.",
-            closed("reason", "engine_error no_chat_template"),
+            closed("reason", "engine_error no_chat_template no_safe_cut"),
         ),
         _counter("mesh_prepare_retries_total", "Jobs run again after a prepare worker died."),
+        _counter(
+            "mesh_prepare_bounded_bytes_total",
+            "Bytes of the texts whose opening ids were asked for, and those tokenized for them.",
+            closed("kind", "offered tokenized"),
+        ),
+        _counter(
+            "mesh_tokenizer_crosscheck_total",
+            "Encodes of the fast engine repeated by the reference.",
+            closed("result", "match mismatch"),
+        ),
         _gauge(
             "mesh_tokenizer_info",
             "1 for each tokenizer loaded.",

@@ -30,7 +30,7 @@ from meshd.prepare.tokenize import TokenizerAnswers
 from meshd.prepare.tokenizer import EncodeFailed, LoadedTokenizer, TokenizerSet
 
 NO_TEMPLATE: Final = "no_chat_template"
-"""Reason reported to ``on_fallback``; the engine's own is ``tokenizer.ENGINE_ERROR``."""
+"""Reason reported to ``on_fallback``; those of tokenizers are in ``tokenizer_events``."""
 
 __all__ = ["NO_TEMPLATE", "Stopped", "ViewBuilder"]
 
@@ -157,7 +157,7 @@ class ViewBuilder:
             return b""
         count = self._prefix_token_count
         try:
-            return pack_token_ids(tokenizer.encode_head(text, count, self._on_fallback))
+            return pack_token_ids(tokenizer.encode_head(text, count))
         except EncodeFailed as error:
             raise MeshError(
                 "invalid_request", "The text of the request cannot be tokenized.", cause=str(error)

@@ -207,17 +207,24 @@ def load_tokenizer(path: str, engine: str, chat_template_path: str | None = None
     file = _tokenizer_file(Path(path))
     template = load_template(file.parent, chat_template_path)
     reference = _load_reference(file)
-    if engine == REFERENCE:
-        return LoadedTokenizer(_encode_with(reference), None, template, decode=_decode_with(reference))
-    fast, reason = _load_fast(file)
-    if fast is not None:
-        reason = _prove(reference, fast)
-    if not reason:
-        return LoadedTokenizer(_encode_with(reference), fast, template, decode=_decode_with(reference))
-    if engine == FAST:
-        raise LoadFailed(f"the engine fastokens cannot be used for {file}: {reason}")
-    warning = f"the engine fastokens is not used for {file}: {reason}"
-    return LoadedTokenizer(_encode_with(reference), None, template, warning, _decode_with(reference))
+    fast, warning = None, ""
+    if engine != REFERENCE:
+        fast, reason = _load_fast(file)
+        if fast is not None:
+            reason = _prove(reference, fast)
+        if reason:
+            if engine == FAST:
+                raise LoadFailed(f"the engine fastokens cannot be used for {file}: {reason}")
+            fast, warning = None, f"the engine fastokens is not used for {file}: {reason}"
+    return LoadedTokenizer(
+        _encode_with(reference),
+        fast,
+        template,
+        warning,
+        _decode_with(reference),
+        vocab_size=reference.get_vocab_size(),
+        source=str(file),
+    )
 
 
 def load_template(directory: Path, chat_template_path: str | None = None) -> ChatTemplate | None:

@@ -12,9 +12,40 @@ import pytest
 import meshd
 from meshd.prepare import tokenizer as module
 from meshd.prepare.chat_template import ChatRequest
-from meshd.prepare.tokenizer import EncodeFailed, LoadedTokenizer, LoadFailed, TokenizerSet, load_tokenizer
+from meshd.prepare.tokenizer import (
+    EncodeFailed,
+    LoadedTokenizer,
+    LoadFailed,
+    TokenizerSet,
+    WorkerTools,
+    load_tokenizer,
+)
 
 SMALL = Path(meshd.__file__).parent / "backend" / "tokenizer"
+
+
+class RecordedEvents:
+    """What a tokenizer told."""
+
+    def __init__(self) -> None:
+        self.fallbacks: list[str] = []
+        self.crosschecks: list[str] = []
+        self.engines_off: list[str] = []
+        self.offered = 0
+        self.tokenized = 0
+
+    def fallback(self, reason: str) -> None:
+        self.fallbacks.append(reason)
+
+    def bounded(self, offered_bytes: int, tokenized_bytes: int) -> None:
+        self.offered += offered_bytes
+        self.tokenized += tokenized_bytes
+
+    def crosscheck(self, result: str) -> None:
+        self.crosschecks.append(result)
+
+    def engine_off(self, source: str) -> None:
+        self.engines_off.append(source)
 
 
 class Panic(BaseException):
@@ -61,11 +92,11 @@ def test_the_head_opens_the_ids_of_the_whole_text():
 
 
 def test_a_panic_of_the_fast_engine_is_counted_and_the_reference_answers():
-    reasons: list[str] = []
-    loaded = LoadedTokenizer(by_bytes, panics)
-    assert loaded.encode("ab", reasons.append) == [97, 98]
+    events = RecordedEvents()
+    loaded = LoadedTokenizer(by_bytes, panics, tools=WorkerTools(events))
+    assert loaded.encode("ab") == [97, 98]
     assert loaded.encode_head("ab", 1) == [97]
-    assert reasons == ["engine_error"]
+    assert events.fallbacks == ["engine_error", "engine_error"]
 
 
 def test_a_failing_reference_is_an_encode_failure():
