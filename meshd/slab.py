@@ -95,6 +95,10 @@ class BodySlab:
         for start, length in self._arena.extents():
             self._segment.discard(start, length)
 
+    def trim(self) -> None:
+        """Give back the pages of free slots that are kept warm; for a process that leaves."""
+        self._give_back_stacks()
+
     def _carve(self, capacity: int, step: int) -> Slot | None:
         size = self._view_room + capacity
         if self.in_use_bytes + size > self._budget:

@@ -76,6 +76,8 @@ class HttpServer:
         self._timeouts = timeouts or Timeouts()
         self._max_connections = max_connections
         self._count = 0
+        self.busy = 0  # requests that are being answered
+        self.is_closing = False  # every answer ends its connection
 
     async def listen(self, listener: socket.socket) -> asyncio.Server:
         """Accept on a bound socket, which the server owns from now on."""
@@ -91,7 +93,7 @@ class HttpServer:
             return
         self._count += 1
         try:
-            await _Connection(reader, writer, self._handler, self._refuse, self._timeouts).run()
+            await _Connection(reader, writer, self, self._handler, self._refuse, self._timeouts).run()
         except (OSError, TimeoutError, h11.LocalProtocolError) as exc:
             self._log.debug("connection_ended", reason=f"{type(exc).__name__}: {exc}")
         finally:
@@ -110,12 +112,14 @@ class _Connection:
         self,
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
+        server: HttpServer,
         handler: Handler,
         refuse: Refuse,
         timeouts: Timeouts,
     ) -> None:
         self._reader = reader
         self._writer = writer
+        self._server = server
         self._handler = handler
         self._refuse = refuse
         self._timeouts = timeouts
@@ -130,7 +134,12 @@ class _Connection:
                 break
             if request is None:
                 break
-            await self._send(await self._handler(request), is_head=request.method == "HEAD")
+            self._server.busy += 1
+            try:
+                answer = await self._handler(request)
+                await self._send(answer, request.method == "HEAD", self._server.is_closing)
+            finally:
+                self._server.busy -= 1
             if self._http.our_state is h11.MUST_CLOSE:
                 break
             self._http.start_next_cycle()

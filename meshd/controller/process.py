@@ -9,11 +9,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import random
 import socket
 import sys
+import time
 from collections.abc import Sequence
 from functools import partial
+from typing import Final
 
 from meshd.admission.cells import Cells
 from meshd.api.health import HealthFacts
@@ -21,15 +22,14 @@ from meshd.config.settings import Settings
 from meshd.control import ChildLink, Manifest, ProcessBoard, start_child
 from meshd.controller.admin import AdminRoutes
 from meshd.controller.answers import refuse
-from meshd.controller.health import ProbeRules
 from meshd.controller.http_client import UpstreamClient
 from meshd.controller.http_server import HttpServer
 from meshd.controller.pool_watch import PoolWatch
-from meshd.controller.prober import ProbeCounters, Prober, ProbeSettings
-from meshd.controller.registry_keeper import RegistryKeeper, announcements
+from meshd.controller.prober import ProbeCounters
 from meshd.controller.scrape import KINDS, CpuLedger, MetricsRoutes
 from meshd.controller.sweeper import SWEEP_INTERVAL_S, Sweeper
-from meshd.controller.worker_info import WorkerInfo
+from meshd.controller.tokenizer_control import TokenizerControl
+from meshd.controller.upstreams import UpstreamControl
 from meshd.errors import StartupError
 from meshd.log import Log
 from meshd.memory import Segment
@@ -38,10 +38,13 @@ from meshd.metrics.cells import MetricRow
 from meshd.metrics.job_balance import JobBalance
 from meshd.metrics.table import MetricTable
 from meshd.prepare.layout import RINGS_KIND, RINGS_VERSION
+from meshd.prepare.tokenizer_board import TokenizerBoard
 from meshd.routing.load import LoadTable
 from meshd.routing.readiness import node_facts
 from meshd.routing.registry import RegistryBoard
 from meshd.tls import TlsContext, client_context
+
+HAND_OVER_S: Final = 5.0  # longest wait for running requests; the supervisor waits 8 s
 
 
 class Controller:
@@ -56,6 +59,7 @@ class Controller:
         self._board = ProcessBoard.attach(fds["board"])
         self._link = ChildLink.open(manifest, self._board)
         self._registry = RegistryBoard(Segment.attach(fds["registry"], "registry"))
+        self._tokenizers = TokenizerBoard.attach(fds["tokenizers"])
         loads = Segment.attach(fds["load"], "load")
         self._loads = LoadTable(loads, None, self._topology.io_seats, self._topology.max_upstreams)
         catalog = build_catalog(settings.prometheus_duration_buckets)
@@ -73,35 +77,50 @@ class Controller:
         admission = Cells(Segment.attach(fds["gate"], "gate"), None, self._topology.io_seats)
         self._sweeper = Sweeper(self._board, self._topology, self._loads, admission, self._pool, log)
 
+        self._http: list[HttpServer] = []
+        self._is_handing_over = False
+
     async def run(self) -> None:
         """Start, say ready, and work until the supervisor says drain or quit, or is gone."""
         loop = asyncio.get_running_loop()
         stopped = asyncio.Event()
-        keeper = RegistryKeeper(
-            self._registry,
+        upstreams = self._upstream_control(loop)
+        upstreams.start()
+        tokenizers = TokenizerControl(
+            self._tokenizers,
+            self._board,
+            self._topology,
+            self._settings,
             self._log,
-            is_idle=self._loads.is_idle,
-            schedule=loop.call_later,
-            ring_bells=partial(ring_bells, self._manifest.fds),
-            is_dp_aware=self._settings.dp_aware,
+            lambda: upstreams.keeper.upstreams,
         )
-        keeper.start(announcements(self._settings))
+        tokenizers.start()
         self._sweeper.sweep()
-        servers = await self._listen(keeper)
+        servers = await self._listen(upstreams, tokenizers)
         loop.add_reader(self._link.fileno(), self._on_message, stopped)
         self._link.ready()
         async with asyncio.TaskGroup() as tasks:
             background = [
-                tasks.create_task(self._prober(keeper).run()),
-                tasks.create_task(self._beat()),
+                tasks.create_task(upstreams.run()),
+                tasks.create_task(self._beat(upstreams, tokenizers)),
             ]
             await stopped.wait()
+            for server in servers:
+                server.close()
+            if self._is_handing_over:
+                await self._end_requests()
             for task in background:
                 task.cancel()
-        for server in servers:
-            server.close()
 
-    async def _listen(self, keeper: RegistryKeeper) -> list[asyncio.Server]:
+    async def _end_requests(self) -> None:
+        """Answer what was asked; what comes later waits in the listen queue for the successor."""
+        for server in self._http:
+            server.is_closing = True
+        deadline = time.monotonic() + HAND_OVER_S
+        while any(server.busy for server in self._http) and time.monotonic() < deadline:
+            await asyncio.sleep(0.01)
+
+    async def _listen(self, upstreams: UpstreamControl, tokenizers: TokenizerControl) -> list[asyncio.Server]:
         counters = {
             role: self._row.float_counter("mesh_process_cpu_seconds_total", kind=role) for role in KINDS
         }
@@ -111,37 +130,31 @@ class Controller:
             self._loads,
             CpuLedger(counters),
             self._facts,
-            lambda: keeper.upstreams,
+            lambda: upstreams.keeper.upstreams,
             self._topology.body_memory_bytes,
             self._pool,
+            tokenizers.engines,
         )
-        worker_info = WorkerInfo(keeper, self._loads, self._settings.disable_health_check)
-        admin = AdminRoutes([*worker_info.routes()], self._log)
+        admin = AdminRoutes([*upstreams.routes(), *tokenizers.routes()], self._log)
         handlers = (("metrics_listen", metrics.handle), ("controller_listen", admin.handle))
+        self._http = [HttpServer(handler, refuse, self._log) for _, handler in handlers]
         return [
-            await HttpServer(handler, refuse, self._log).listen(
-                socket.socket(fileno=self._manifest.fds[name])
-            )
-            for name, handler in handlers
+            await server.listen(socket.socket(fileno=self._manifest.fds[name]))
+            for server, (name, _) in zip(self._http, handlers, strict=True)
         ]
 
-    def _prober(self, keeper: RegistryKeeper) -> Prober:
-        settings = self._settings
-        rules = ProbeRules(
-            settings.health_check_interval_secs,
-            settings.health_failure_threshold,
-            settings.health_success_threshold,
-        )
-        probe = ProbeSettings(
-            settings.health_check_endpoint,
-            settings.health_check_timeout_secs,
-            rules,
-            settings.disable_health_check,
-        )
+    def _upstream_control(self, loop: asyncio.AbstractEventLoop) -> UpstreamControl:
         checks = partial(self._row.counter, "mesh_worker_health_checks_total", worker_type="regular")
-        counters = ProbeCounters(checks(result="success"), checks(result="failure"))
-        client = UpstreamClient(self._upstream_tls.get)
-        return Prober(keeper, client, probe, counters, self._log, rng=random.Random())
+        return UpstreamControl(
+            self._settings,
+            self._registry,
+            self._loads,
+            UpstreamClient(self._upstream_tls.get),
+            ProbeCounters(checks(result="success"), checks(result="failure")),
+            self._log,
+            schedule=loop.call_later,
+            ring_bells=partial(ring_bells, self._manifest.fds),
+        )
 
     def _facts(self) -> HealthFacts:
         settings = self._settings
@@ -150,16 +163,18 @@ class Controller:
             self._topology,
             self._registry.read(),
             needs_tokens=settings.policy == "prefix_hash",
-            has_tokenizer=bool(settings.tokenizer_path or settings.model_path),
+            has_tokenizer=self._tokenizers.has_tokenizer(),
         )
 
-    async def _beat(self) -> None:
+    async def _beat(self, upstreams: UpstreamControl, tokenizers: TokenizerControl) -> None:
         """Heartbeat, sweep and log, some times a second."""
         row = self._board.row(self._manifest.seat)
         dropped = 0
         while True:
             row.beat()
             self._sweeper.sweep()
+            upstreams.sweep()
+            tokenizers.poll()
             self._log.flush()
             self._drops.inc(self._log.dropped - dropped)
             dropped = self._log.dropped
@@ -167,7 +182,8 @@ class Controller:
 
     def _on_message(self, stopped: asyncio.Event) -> None:
         for message in self._link.recv():
-            if message["t"] in ("drain", "quit"):
+            if message["t"] in ("drain", "quit", "hand_over"):
+                self._is_handing_over = message["t"] == "hand_over"
                 stopped.set()
             elif message["t"] == "reopen_logs":
                 with contextlib.suppress(OSError):  # the old file stays open
@@ -201,6 +217,8 @@ def main(argv: Sequence[str]) -> int:
     settings = Settings.from_dict(manifest.settings)
     log = Log("ctl", settings.log_level, settings.json_log, log_dir=settings.log_dir)
     try:
+        if manifest.takes_over and not _wait_to_take_over(manifest, settings):
+            return 0
         asyncio.run(Controller(manifest, settings, log).run())
     except StartupError as exc:
         log.error("start_failed", reason=str(exc))
@@ -211,6 +229,16 @@ def main(argv: Sequence[str]) -> int:
     finally:
         log.close()
     return 0
+
+
+def _wait_to_take_over(manifest: Manifest, settings: Settings) -> bool:
+    """Wait until the predecessor has stopped writing: nothing of ours may exist before. False: not wanted.
+
+    Raises StartupError for what this process could not work with, while there still is another.
+    """
+    client_context(settings.ca_cert_paths, settings.client_cert_path, settings.client_key_path)
+    row = ProcessBoard.attach(manifest.fds["board"]).row(manifest.seat)
+    return ChildLink(os.dup(manifest.fds["link"]), row).wait_to_take_over()
 
 
 def _reason(exc: BaseException) -> str:

@@ -1,7 +1,7 @@
 """Accepts client connections on the socket that the supervisor shares with this process.
 
     OPEN ──(no room, or the event loop gave the socket up)──→ PAUSED ──(100 ms, and there is room)──→ OPEN
-      └───────────────────────── close ───────────────────────────┴──→ CLOSED
+      └────────────────── close, close_when_empty ────────────────┴──→ CLOSED
 
 The event loop reads the socket through a duplicate of its descriptor. A pause closes the duplicate alone: the
 kernel goes on to queue connections, and none of them is refused. Left to itself the event loop would, out of
@@ -14,11 +14,13 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+import sys
 from collections.abc import Callable
 from typing import Final
 
 BACKLOG: Final = 4096
 PAUSE_SECS: Final = 0.1
+_QUEUE_AT: Final = 24  # tcpi_unacked of struct tcp_info: of a listening socket, how many wait in its queue
 
 
 class Listener:
@@ -70,6 +72,25 @@ class Listener:
         """Accept no more, for good; connections that there are go on."""
         self._is_closed = True
         self._release()
+
+    async def close_when_empty(self, patience_s: float) -> None:
+        """Take in whoever waits in the queue, then close the shared socket itself; ``patience_s`` at most.
+
+        The kernel resets those that wait in the queue of a socket when its last holder closes it.
+        """
+        deadline = self._loop.time() + patience_s
+        while self._server is not None and self._queue_length() and self._loop.time() < deadline:
+            await asyncio.sleep(0.001)
+        self.close()
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def _queue_length(self) -> int:
+        if self._socket is None or self._socket.family == socket.AF_UNIX:
+            return 0
+        info = self._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _QUEUE_AT + 4)
+        return int.from_bytes(info[_QUEUE_AT:], sys.byteorder)
 
     def check(self) -> None:
         """Notice that the event loop has given up the socket; call some times a second."""

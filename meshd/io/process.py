@@ -21,13 +21,13 @@ import uvloop
 from meshd.admission.gate import Gate, GateLimits
 from meshd.api.endpoints import EndpointRegistry
 from meshd.config import Settings
-from meshd.control import BoardRow, ChildLink, Manifest, ProcessBoard, State, start_child
+from meshd.control import BoardRow, ChildLink, Manifest, ProcessBoard, start_child
 from meshd.director import Director
 from meshd.errors import StartupError
 from meshd.io.account import Ledger
 from meshd.io.cors import Cors
+from meshd.io.departure import Departure
 from meshd.io.downstream import DownstreamConnection
-from meshd.io.drain import drain
 from meshd.io.headers import HttpDate, RequestIds
 from meshd.io.listener import Listener
 from meshd.io.measure import IoMetrics, PrepareCounters
@@ -45,6 +45,7 @@ from meshd.metrics.cells import MetricRow
 from meshd.metrics.job_balance import JobBalance
 from meshd.prepare.client import PrepareClient
 from meshd.prepare.layout import RINGS_KIND, RINGS_VERSION
+from meshd.prepare.tokenizer_board import TokenizerBoard
 from meshd.routing.load import LoadTable
 from meshd.routing.placement import Placer
 from meshd.routing.policies.table import policy_table
@@ -75,7 +76,9 @@ class IoProcess:
         metrics = Segment.attach(fds["metrics"], "metrics")
         cells = MetricRow(metrics, manifest.seat, catalog)
         self.metrics = IoMetrics(cells)
-        slab = BodySlab(Segment.attach(fds[f"slab{manifest.index}"], SLAB_KIND), topology.view_bytes)
+        self._slab = slab = BodySlab(
+            Segment.attach(fds[f"slab{manifest.index}"], SLAB_KIND), topology.view_bytes
+        )
         self.prepare = PrepareClient(
             topology,
             manifest.index,
@@ -138,7 +141,7 @@ class IoProcess:
             self.board,
             topology,
             queue_timeout_ns,
-            has_tokenizer=bool(settings.tokenizer_path or settings.model_path),
+            has_tokenizer=TokenizerBoard.attach(fds["tokenizers"]).has_tokenizer,
         )
         self.services = Services(
             loop=loop,
@@ -178,6 +181,10 @@ class IoProcess:
             on_pause=lambda: self.log.warning("accepting_paused", connections=self.server.connection_count),
             on_error=self.metrics.accept_errors.inc,
         )
+        self._departure = Departure(
+            loop, self.row, self._listener, self.server, self.services, self.prepare,
+            lambda: self._handshakes, lambda: self._end(0),
+        )  # fmt: skip
         self._ended: asyncio.Future[int] = loop.create_future()
         self._log_drops = 0
         self._due = time.monotonic()
@@ -244,7 +251,8 @@ class IoProcess:
         self.metrics.loop_lag.observe(max(0.0, now - self._due))
         self._due = now + TIMER_SECS
         self.row.beat()
-        self.services.is_draining = self.server.is_draining = bool(self.board.is_draining)
+        is_leaving = self._departure.has_begun or bool(self.board.is_draining)
+        self.services.is_draining = self.server.is_draining = is_leaving
         self.server.check_timers(now)
         self._listener.check()
         self._set_gauges(now)
@@ -272,32 +280,20 @@ class IoProcess:
         for message in self.link.recv():
             kind = message.get("t")
             if kind == "drain":
-                self._drain(float(message.get("grace_s", 0.0)))
+                self._departure.drain(float(message.get("grace_s", 0.0)))
+            elif kind == "retire":
+                self._departure.retire(float(message.get("grace_s", 0.0)))
             elif kind == "quit":
-                self._end(0)
+                self._departure.cut()
             elif kind == "reopen_logs":
                 self.log.reopen()
                 self._reload_tls()
         if self.link.is_closed:
             self._end(1)
 
-    # ------------------------------------------------------------------------------------------- end
-
-    def _drain(self, grace_s: float) -> None:
-        """Stop accepting, let running requests end, cut what is left after ``grace_s``."""
-        self.row.state = State.DRAINING
-        self._listener.close()
-        self.services.is_draining = self.server.is_draining = True
-        self.services.director.close()
-        self.server.close_idle()
-        self._loop.create_task(self._finish(grace_s))
-
-    async def _finish(self, grace_s: float) -> None:
-        await drain(self.server, self.services, self.prepare, grace_s)
-        self._end(0)
-
     def _end(self, code: int) -> None:
         self.services.ledger.settle()
+        self._slab.trim()  # the next owner of this seat may be long in coming
         self.metrics.flush()
         self.log.flush(10_000)
         if not self._ended.done():
@@ -344,6 +340,8 @@ def main(argv: Sequence[str]) -> int:
     gc.freeze()  # nothing made so far is ever garbage: keep it out of every later collection
     gc.set_threshold(GC_ALLOCATIONS, 20, 100)  # a request makes 60 objects and no cycle that matters
     try:
+        if manifest.takes_over and not process.link.wait_to_take_over():
+            return 0
         return loop.run_until_complete(process.run())
     finally:
         process.pool.close_all()

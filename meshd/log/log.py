@@ -133,6 +133,11 @@ class Log:
             target.drain()
         return bool(self._access)
 
+    def configure(self, level: str, is_json: bool) -> None:
+        """Write from now on as a changed configuration wants it."""
+        self._rank = _RANKS[level]
+        self._is_json = is_json
+
     def reopen(self) -> None:
         """Open ``meshd.log`` anew, after it was moved away; if that fails, say so and keep the old file."""
         if not self._path:

@@ -1,7 +1,9 @@
 """The children: spawning, reaping, and what is known of each. Policy is elsewhere; this acts.
 
-One :class:`Child` stands for a seat on the board, whatever process holds it now. Deaths are found by reaping
-in a loop, since SIGCHLD coalesces; signals go through pidfds, since a pid may be somebody else's by then.
+One :class:`Child` stands for a seat on the board, whatever process holds it now. While a replacement runs,
+one key (child.py) has two: the serving one and its successor, or the serving one and a retiring one. Deaths
+are found by reaping in a loop, since SIGCHLD coalesces; signals go through pidfds, since a pid may be
+somebody else's by then.
 """
 
 from __future__ import annotations
@@ -14,7 +16,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
 from typing import Any, Final
 
 from meshd.control import (
@@ -26,66 +27,14 @@ from meshd.control import (
     State,
     Topology,
     receive_messages,
-    send_message,
 )
 from meshd.cpus import format_cpu_list
 from meshd.log import Log
-from meshd.supervisor.backoff import Backoff
+from meshd.supervisor.child import Child, ChildSpec, Duty
 from meshd.supervisor.orphans import Orphans
 
 # Imports on a loaded machine take seconds; leaders beat while they load.
 _BOOT_LIMIT_NS: Final = 60_000_000_000
-
-
-@dataclass(frozen=True, kw_only=True)
-class ChildSpec:
-    """What belongs in a seat. ``program`` follows the interpreter on the command line.
-
-    ``has_manifest`` false: an ordinary program (a demo upstream) that gets ``fds`` and nothing else from us;
-    it counts as ready when it runs.
-    """
-
-    role: Role
-    index: int
-    seat: int
-    program: tuple[str, ...]
-    cpus: tuple[int, ...] = ()
-    prepare_cpus: tuple[tuple[int, ...], ...] = ()
-    fds: Mapping[str, int] = field(default_factory=dict)
-    has_manifest: bool = True
-
-
-class Child:
-    """A seat and its process. ``failed_boots``: starts in a row that ended before ``ready``."""
-
-    def __init__(self, spec: ChildSpec) -> None:
-        self.spec = spec
-        self.process: subprocess.Popen[bytes] | None = None
-        self.pidfd = -1
-        self.link: socket.socket | None = None
-        self.is_ready = False
-        self.is_condemned = False  # killed for silence, not yet reaped
-        self.failed_boots = 0
-        self.started_ns = 0
-        self.next_start_ns = 0
-        self.backoff = Backoff()
-
-    @property
-    def is_alive(self) -> bool:
-        return self.process is not None
-
-    def send(self, message: dict[str, Any]) -> None:
-        if self.link is not None:
-            send_message(self.link, message)
-
-    def kill(self) -> None:
-        if self.is_alive:
-            with contextlib.suppress(ProcessLookupError):
-                signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
-
-    def __repr__(self) -> str:
-        pid = self.process.pid if self.process else None
-        return f"<child {self.spec.role} {self.spec.index} pid={pid} ready={self.is_ready}>"
 
 
 class Children:
@@ -102,10 +51,9 @@ class Children:
         on_death: Callable[[], None],
         clock: Callable[[], int] = time.monotonic_ns,
     ) -> None:
-        self.all = [Child(spec) for spec in specs]
+        self.all = [Child(spec, dict(settings)) for spec in specs]
         self._board = board
         self._topology = topology
-        self._settings = dict(settings)
         self._log = log
         self._on_death = on_death
         self._clock = clock
@@ -120,7 +68,15 @@ class Children:
 
     @property
     def are_ready(self) -> bool:
-        return all(child.is_ready for child in self.all)
+        """Whether everyone is ready who is to serve; not those on their way in or out."""
+        return all(child.is_ready for child in self.all if child.duty is Duty.SERVING)
+
+    def serving(self, key: tuple[Role, int]) -> Child:
+        """Return the child that serves, or is to serve, a key."""
+        return next(each for each in self.all if each.spec.key == key and each.duty is Duty.SERVING)
+
+    def successor(self, key: tuple[Role, int]) -> Child | None:
+        return next((each for each in self.all if each.spec.key == key and each.duty is Duty.SUCCESSOR), None)
 
     # ------------------------------------------------------------------------------------------- birth
 
@@ -131,6 +87,45 @@ class Children:
             if not child.is_alive and child.next_start_ns <= now_ns and wanted(child):
                 self._start(child)
 
+    def start_successor(self, spec: ChildSpec, settings: Mapping[str, Any]) -> None:
+        """Start the one that is to follow whoever serves the key of ``spec``; its seat must be free."""
+        child = Child(spec, settings, Duty.SUCCESSOR)
+        self.all.append(child)
+        self._start(child)
+
+    def replace(self, key: tuple[Role, int], message: dict[str, Any], leave_by_ns: int) -> None:
+        """Let the successor serve a key from now on, and ask the one before to leave.
+
+        One that is not ready has nothing to end or to hand over, and hears nothing: it is killed.
+        """
+        former, successor = self.serving(key), self.successor(key)
+        assert successor is not None
+        former.duty, successor.duty = Duty.RETIRING, Duty.SERVING
+        successor.predecessor = former
+        if former.is_ready:
+            former.leave_by_ns = leave_by_ns
+            former.send(message)
+        elif former.is_alive:
+            former.kill()
+        else:
+            self.all.remove(former)
+
+    def take_over(self, key: tuple[Role, int]) -> None:
+        """Tell the successor of a key to begin."""
+        child = self.successor(key) or self.serving(key)
+        child.predecessor = None
+        child.send({"t": "take_over"})
+
+    def drop_successor(self, key: tuple[Role, int]) -> None:
+        """Want the successor of a key no more; who serves it stays."""
+        child = self.successor(key)
+        if child is None:
+            return
+        child.duty = Duty.RETIRING
+        child.kill()
+        if not child.is_alive:
+            self.all.remove(child)
+
     def _start(self, child: Child) -> None:
         child.started_ns = self._clock()
         child.is_condemned = False
@@ -139,14 +134,14 @@ class Children:
         except OSError as error:  # no process or memory to be had: the back-off also paces this
             delay_ns = max(child.backoff.after_death(0), 100_000_000)
             child.next_start_ns = child.started_ns + delay_ns
-            self._log.error("child_not_started", child=_name(child), error=str(error))
+            self._log.error("child_not_started", child=child.name, error=str(error))
 
     def _spawn(self, child: Child) -> None:
         spec = child.spec
         fds = dict(spec.fds)
         row = self._board.row(spec.seat)
         # Before the start: entered later it could overwrite the READY of a child that was quicker than us.
-        row.open(spec.role, spec.index, 0, format_cpu_list(spec.cpus))
+        row.open(spec.role, spec.index, 0, format_cpu_list(spec.cpus), is_restart=child.has_lived)
         program = [sys.executable, *_path_flags(), *spec.program]
         ours = theirs = None
         manifest_fd = -1
@@ -155,7 +150,7 @@ class Children:
                 ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
                 ours.setblocking(False)
                 fds["link"] = theirs.fileno()
-                manifest_fd = self._manifest(spec, fds).to_memfd()
+                manifest_fd = self._manifest(child, fds).to_memfd()
                 program += ["--manifest-fd", str(manifest_fd)]
             passed = [*fds.values(), *([manifest_fd] if spec.has_manifest else [])]
             child.process = _popen(program, passed, is_quiet=not spec.has_manifest)
@@ -169,23 +164,26 @@ class Children:
                 theirs.close()
             if manifest_fd >= 0:
                 os.close(manifest_fd)
+        child.has_lived = True
         child.link = ours
         child.pidfd = os.pidfd_open(child.process.pid)
         row.pid = child.process.pid
         if not spec.has_manifest:
             self._adopt_plain(child, child.process.pid)
 
-    def _manifest(self, spec: ChildSpec, fds: dict[str, int]) -> Manifest:
+    def _manifest(self, child: Child, fds: dict[str, int]) -> Manifest:
+        spec = child.spec
         return Manifest(
             role=spec.role,
             index=spec.index,
             seat=spec.seat,
             supervisor_pid=os.getpid(),
             topology=self._topology,
-            settings=self._settings,
+            settings=dict(child.settings),
             fds=fds,
             cpus=spec.cpus,
             prepare_cpus=spec.prepare_cpus,
+            takes_over=child.duty is Duty.SUCCESSOR,
         )
 
     def _adopt_plain(self, child: Child, pid: int) -> None:
@@ -204,11 +202,13 @@ class Children:
             return
         messages, is_closed = receive_messages(child.link)
         for message in messages:
-            if message.get("t") == "ready" and not child.is_ready:
-                child.is_ready = True
+            if message.get("t") == "loaded":
+                child.is_loaded = True
+            elif message.get("t") == "ready" and not child.is_ready:
+                child.is_ready = child.is_loaded = True
                 child.failed_boots = 0
                 boot_s = (self._clock() - child.started_ns) / 1e9
-                self._log.debug("child_ready", child=_name(child), boot_s=boot_s)
+                self._log.debug("child_ready", child=child.name, boot_s=boot_s)
         if is_closed:  # it died or closed its end; reaping tells which. A closed end would wake every poll.
             child.link.close()
             child.link = None
@@ -230,9 +230,13 @@ class Children:
             last_ns = max(self._board.row(child.spec.seat).heartbeat_ns, awake_since_ns)
             limit_ns = HEARTBEAT_LIMIT_NS if child.is_ready else _BOOT_LIMIT_NS
             if now_ns - last_ns > limit_ns:
-                self._log.error("child_killed", child=_name(child), silent_s=(now_ns - last_ns) / 1e9)
-                child.is_condemned = True
-                child.kill()
+                self._log.error("child_killed", child=child.name, silent_s=(now_ns - last_ns) / 1e9)
+            elif 0 < child.leave_by_ns < now_ns:
+                self._log.error("child_killed", child=child.name, message="it did not leave in time")
+            else:
+                continue
+            child.is_condemned = True
+            child.kill()
 
     # ------------------------------------------------------------------------------------------- death
 
@@ -271,16 +275,23 @@ class Children:
         delay_ns = child.backoff.after_death(lived_ns)
         child.next_start_ns = now_ns + delay_ns
         ended = {
-            "child": _name(child),
+            "child": child.name,
             "pid": pid,
             "status": describe_status(status),
             "lived_s": lived_ns / 1e9,
         }
         if is_ending:
             self._log.debug("child_ended", **ended)
-        else:
+        elif child.duty is Duty.RETIRING and status == 0:
+            self._log.info("child_retired", **ended)
+        elif child.duty is Duty.SERVING:
             self._log.warning("child_ended", **ended, next_start_s=delay_ns / 1e9)
-        child.process, child.link, child.pidfd, child.is_ready = None, None, -1, False
+        else:
+            self._log.warning("child_ended", **ended)
+        child.process, child.link, child.pidfd = None, None, -1
+        child.is_ready = child.is_loaded = False
+        if child.duty is Duty.RETIRING:
+            self.all.remove(child)
         self._board.row(child.spec.seat).close()
         if child.spec.role is Role.LEADER:
             self._orphans.leader_died(pid)
@@ -320,7 +331,3 @@ def _next_dead_pid() -> int | None:
     except ChildProcessError:
         return None
     return found.si_pid if found else None
-
-
-def _name(child: Child) -> str:
-    return f"{child.spec.role}{child.spec.index}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 import socket
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -17,7 +17,7 @@ from meshd.control import Role, Topology
 from meshd.cpus import CpuPlan, CpuTopology, cap_by_quota, plan_cpus, read_topology
 from meshd.memory import PAGE, round_up
 from meshd.supervisor import listeners
-from meshd.supervisor.children import ChildSpec
+from meshd.supervisor.child import ChildSpec
 from meshd.supervisor.segments import NodeMemory
 
 DEMO_MODEL: Final = "meshd-demo"
@@ -37,7 +37,11 @@ class Sockets:
 
 @dataclass(frozen=True)
 class Node:
-    """Everything made at start. ``settings`` are those of the children: derived values filled in."""
+    """Everything made at start. ``settings`` are those of the children: derived values filled in.
+
+    ``spares``: the second seats of those that can be replaced while they serve. ``complete`` fills in the
+    derived values of settings that are read later.
+    """
 
     settings: Settings
     topology: Topology
@@ -46,6 +50,13 @@ class Node:
     sockets: Sockets
     specs: tuple[ChildSpec, ...]
     warnings: tuple[str, ...]
+    spares: tuple[ChildSpec, ...] = ()
+    complete: Callable[[Settings], Settings] = lambda settings: settings
+
+    def close_traffic(self) -> None:
+        """Close the listening sockets of the traffic; children hold them on."""
+        for listener in self.sockets.traffic:
+            listener.close()
 
 
 def build_node(settings: Settings, sources: Mapping[str, str]) -> Node:
@@ -56,6 +67,11 @@ def build_node(settings: Settings, sources: Mapping[str, str]) -> Node:
     controller, controller_name = listeners.bind_controller()
     sockets = Sockets(traffic, metrics, controller, [listeners.bind_loopback() for _ in range(settings.demo)])
     settings, warnings = _complete(settings, sockets)
+    body_memory = settings.body_memory_bytes
+
+    def complete(found: Settings) -> Settings:
+        return _complete(replace(found, body_memory_bytes=body_memory), sockets)[0]
+
     topology = Topology.of(
         len(plan.io_pins),
         len(plan.prepare_pins),
@@ -69,8 +85,13 @@ def build_node(settings: Settings, sources: Mapping[str, str]) -> Node:
         slab_bytes=_slab_bytes(settings.body_memory_bytes),
     )
     memory = NodeMemory(topology)
-    specs = _specs(topology, plan, memory, sockets)
-    return Node(settings, topology, plan, memory, sockets, specs, (*plan.warnings, *warnings))
+    return Node(
+        settings, topology, plan, memory, sockets,
+        specs=_specs(topology, plan, memory, sockets),
+        warnings=(*plan.warnings, *warnings),
+        spares=_spares(topology, plan, memory, sockets),
+        complete=complete,
+    )  # fmt: skip
 
 
 def plan_on_this_machine(settings: Settings) -> CpuPlan:
@@ -171,6 +192,16 @@ def _specs(topology: Topology, plan: CpuPlan, memory: NodeMemory, sockets: Socke
     )
 
 
+def _spares(topology: Topology, plan: CpuPlan, memory: NodeMemory, sockets: Sockets) -> tuple[ChildSpec, ...]:
+    """List the second seats: same sockets, same CPUs, memory of their own."""
+    io_seats = range(topology.io_processes, topology.io_seats)
+    return (
+        _controller(topology, plan, memory, sockets, half=1),
+        *(_leader(topology, plan, memory, group, half=1) for group in range(len(topology.groups))),
+        *(_io_process(topology, plan, memory, seat, sockets) for seat in io_seats),
+    )
+
+
 def _backend(topology: Topology, plan: CpuPlan, number: int, listener: socket.socket) -> ChildSpec:
     fd = listener.fileno()
     program = ("-m", "meshd.backend", "--listen-fd", str(fd), "--die-with-parent", "--model", DEMO_MODEL)
@@ -185,25 +216,27 @@ def _backend(topology: Topology, plan: CpuPlan, number: int, listener: socket.so
     )
 
 
-def _controller(topology: Topology, plan: CpuPlan, memory: NodeMemory, sockets: Sockets) -> ChildSpec:
+def _controller(
+    topology: Topology, plan: CpuPlan, memory: NodeMemory, sockets: Sockets, half: int = 0
+) -> ChildSpec:
     fds = memory.fds_for(Role.CONTROLLER, 0)
     fds["metrics_listen"] = sockets.metrics.fileno()
     fds["controller_listen"] = sockets.controller.fileno()
     return ChildSpec(
         role=Role.CONTROLLER,
         index=0,
-        seat=topology.board_controller,
+        seat=topology.board_controller + half,
         program=("-m", "meshd.controller.process"),
         cpus=plan.io_cpus,
         fds=fds,
     )
 
 
-def _leader(topology: Topology, plan: CpuPlan, memory: NodeMemory, group: int) -> ChildSpec:
+def _leader(topology: Topology, plan: CpuPlan, memory: NodeMemory, group: int, half: int = 0) -> ChildSpec:
     return ChildSpec(
         role=Role.LEADER,
         index=group,
-        seat=topology.board_leader(group),
+        seat=topology.board_leader(group, half),
         program=("-m", "meshd.prepare.zygote"),
         cpus=plan.io_cpus,
         prepare_cpus=tuple((plan.prepare_pins[seat],) for seat in topology.groups[group]),
@@ -215,12 +248,14 @@ def _io_process(
     topology: Topology, plan: CpuPlan, memory: NodeMemory, seat: int, sockets: Sockets
 ) -> ChildSpec:
     fds = memory.fds_for(Role.IO, seat)
-    fds["listen"] = sockets.traffic[seat].fileno()
+    number = seat % topology.io_processes
+    fds["listen"] = sockets.traffic[number].fileno()
     return ChildSpec(
         role=Role.IO,
         index=seat,
         seat=topology.board_io(seat),
         program=("-m", "meshd.io.process"),
-        cpus=(plan.io_pins[seat],),
+        cpus=(plan.io_pins[number],),
         fds=fds,
+        post=number,
     )

@@ -15,19 +15,21 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Final
 
 from meshd.config import LoadResult, Settings
 from meshd.control import Role, State, name_process, pin
 from meshd.cpus import format_cpu_list
 from meshd.log import Log
-from meshd.supervisor.children import Child, Children
+from meshd.supervisor.child import Child, Duty
+from meshd.supervisor.children import Children
 from meshd.supervisor.greeting import demo_text, listening_urls
 from meshd.supervisor.node import Node, build_node
 from meshd.supervisor.notify import Notifier
 from meshd.supervisor.orphans import Orphans, become_subreaper
+from meshd.supervisor.patience import choose_patience
 from meshd.supervisor.reload import ConfigurationReload
+from meshd.supervisor.renewal import Renewal
 from meshd.supervisor.shutdown import Act, Patience, Phase, Shutdown
 from meshd.supervisor.signals import SignalInbox
 
@@ -37,6 +39,7 @@ _BOOT_TICK_NS: Final = _SECOND // 50  # prepare workers become ready on the boar
 _OVERSLEPT_NS: Final = 3 * _SECOND  # a turn that late means that we were stopped, and probably all others too
 _BOOTS: Final = 3  # failed boots in a row at start that end the node
 _CANNOT_BOOT: Final = 3  # exit code
+_LEAST_BOOTING: Final = 2  # successors that boot at once; above 8 CPUs a quarter of them, for traffic goes on
 
 
 def run(
@@ -77,27 +80,6 @@ def supervise(
         log.close()
 
 
-def choose_patience(settings: Settings, sources: Mapping[str, str]) -> Callable[[int], Patience]:
-    """Choose how patiently a signal ends the node.
-
-    SIGINT is no load balancer's: it skips the delay, and of someone who watches it also cuts short the rest.
-    Times that were set by hand hold for every signal.
-    """
-    is_default = {
-        name: sources.get(name, "default") == "default"
-        for name in ("shutdown_delay_secs", "shutdown_grace_period_secs")
-    }
-    by_settings = Patience(settings.shutdown_delay_secs, settings.shutdown_grace_period_secs)
-    by_hand = replace(by_settings, delay_s=0.0) if is_default["shutdown_delay_secs"] else by_settings
-    if all(is_default.values()) and (settings.demo > 0 or os.isatty(0)):
-        by_hand = Patience.hurried()
-
-    def choose(number: int) -> Patience:
-        return by_hand if number == signal.SIGINT else by_settings
-
-    return choose
-
-
 class Supervisor:
     """One running node."""
 
@@ -124,6 +106,11 @@ class Supervisor:
             node.specs, self._board, node.topology, node.settings.to_dict(), self._orphans, log,
             node.memory.ring_all, clock,
         )  # fmt: skip
+        self._renewal = Renewal(
+            self._children, (*node.specs, *node.spares), reload.running, node.complete,
+            max(_LEAST_BOOTING, len(node.plan.io_cpus) // 4), log, clock,
+        )  # fmt: skip
+        self._is_reload_open = False  # the service manager was told of a reload that has not ended
         self._shutdown = Shutdown()
         self._was_ready = False
         self._exit_code = 0
@@ -168,6 +155,7 @@ class Supervisor:
         self._give_up_on_failed_boots()
         self._children.kill_hung(self._awake_since_ns)
         self._orphans.kill_hung(now_ns, self._awake_since_ns)
+        self._advance_renewal(now_ns)
         self._advance_shutdown()
         self._children.start_due(self._is_wanted)
         self._announce_ready()
@@ -197,6 +185,8 @@ class Supervisor:
 
     def _is_wanted(self, child: Child) -> bool:
         """Say whether this seat should hold a process now."""
+        if child.duty is not Duty.SERVING or child.predecessor is not None:
+            return False
         phase = self._shutdown.phase
         if child.spec.role is not Role.IO:
             return phase in (Phase.RUNNING, Phase.LINGERING, Phase.DRAINING)
@@ -255,13 +245,9 @@ class Supervisor:
             case signal.SIGTERM | signal.SIGINT:
                 self._stop(number)
             case signal.SIGHUP:
-                self._take_reload()
+                self._take_reload(everything=False)
             case signal.SIGUSR2:
-                self._log.warning(
-                    "signal_ignored",
-                    signal="SIGUSR2",
-                    message="replacing running children is not supported; restart instead",
-                )
+                self._take_reload(everything=True)
 
     def _stop(self, number: int) -> None:
         patience = self._patience(number) if self._was_ready else Patience.hurried()
@@ -273,12 +259,30 @@ class Supervisor:
             accepting_for_s=min(patience.delay_s, patience.grace_s) if is_first else None,
         )
         self._do(self._shutdown.signal(self._clock(), patience))
+        self._renewal.stop()
 
-    def _take_reload(self) -> None:
+    def _take_reload(self, *, everything: bool) -> None:
+        """Take SIGHUP, or with ``everything`` SIGUSR2, which also replaces what no setting asks for."""
+        if self._shutdown.phase is not Phase.RUNNING:
+            return
         self._notifier.reloading()
+        self._is_reload_open = True
         self._children.send({"t": "reopen_logs"}, Role.IO, Role.LEADER, Role.CONTROLLER)
-        self._reload.take()
-        self._notifier.ready("serving" if self._was_ready else "starting")
+        settings = self._renewal.wanted
+        found = self._reload.take(settings)
+        if found is not None:
+            settings = found.settings
+            self._patience = choose_patience(settings, found.sources)
+            self._log.configure(settings.log_level, settings.json_log)
+        self._renewal.want(settings, everything=everything)
+
+    def _advance_renewal(self, now_ns: int) -> None:
+        if not self._was_ready or self._shutdown.phase not in (Phase.RUNNING, Phase.LINGERING):
+            return
+        self._renewal.advance(now_ns)
+        if self._is_reload_open and self._shutdown.phase is Phase.RUNNING and not self._renewal.is_pending:
+            self._is_reload_open = False
+            self._notifier.ready("serving")
 
     def _advance_shutdown(self) -> None:
         while True:
@@ -302,6 +306,7 @@ class Supervisor:
                 self._notifier.stopping("draining")
                 self._node.memory.ring_all()
             case Act.DRAIN_IO:
+                self._node.close_traffic()  # the I/O processes close theirs when nobody waits in the queue
                 left_s = max(0, self._shutdown.grace_end_ns - self._clock()) / _SECOND
                 children.send({"t": "drain", "grace_s": left_s}, Role.IO)
             case Act.CUT_IO:

@@ -11,7 +11,8 @@ from meshd.control import ProcessBoard, Role, Topology
 from meshd.memory import Segment
 from meshd.metrics import layout as metric_cells
 from meshd.prepare.layout import create_rings
-from meshd.routing import load, registry
+from meshd.prepare.tokenizer_board import TokenizerBoard
+from meshd.routing import conditions, load, registry, retry_budget
 from meshd.slab import SLAB_KIND
 
 
@@ -29,6 +30,13 @@ class NodeMemory:
                 load.SEGMENT_KIND, load.segment_bytes(topology.io_seats, topology.max_upstreams)
             ),
             "registry": Segment.create(registry.SEGMENT_KIND, registry.SEGMENT_BYTES),
+            "tokenizers": TokenizerBoard.create(2 * len(topology.groups)),
+            "conditions": Segment.create(
+                conditions.SEGMENT_KIND, conditions.segment_bytes(topology.io_seats, topology.max_upstreams)
+            ),
+            "retries": Segment.create(
+                retry_budget.SEGMENT_KIND, retry_budget.segment_bytes(topology.io_seats)
+            ),
             "gate": Segment.create(gate.SEGMENT_KIND, gate.segment_size(topology.io_seats)),
         }
         self._slabs = {f"slab{seat}": Segment.create(SLAB_KIND, topology.slab_bytes) for seat in io_seats}

@@ -56,10 +56,13 @@ class FakeNode:
         self.board = ProcessBoard.create(self.topology.board_seats)
         self.record = directory / "record"
         self.stderr = directory / "stderr"
+        self.configuration = directory / "configuration"  # a JSON object of settings, read again at SIGHUP
+        self.configuration.write_text("{}")
         wish = {
             "modes": MODES | (modes or {}),
             "io_processes": io_processes,
             "record": str(self.record),
+            "configuration": str(self.configuration),
             "board_fd": self.board.segment.fd,
             "settings": {"shutdown_delay_secs": 0.0, "shutdown_grace_period_secs": 30.0} | settings,
             "notify_socket": notify_socket,
@@ -96,6 +99,14 @@ class FakeNode:
 
     def pids(self) -> list[int]:
         return [row.pid for row in self.board.rows() if row.pid]
+
+    def row_of(self, role: Role) -> list[BoardRow]:
+        """The seats of a role that hold a process now."""
+        return [row for row in self.board.rows() if row.role is role and row.pid]
+
+    def set_mode(self, role: Role, mode: str) -> None:
+        """Let processes of a role that start from now on behave otherwise."""
+        self.record.with_name(f"mode_{role}").write_text(mode)
 
     def events(self) -> list[str]:
         return self.record.read_text().splitlines() if self.record.exists() else []

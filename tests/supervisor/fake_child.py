@@ -1,8 +1,8 @@
 """A child that does what a test wants: ``fake_child.py MODE RECORD --manifest-fd N``.
 
-Modes: serve (answers drain and quit), deaf (answers neither), mute (never beats), crash (ends before ready),
-leader (forks a prepare worker that leaves with it).
-RECORD: a file that gets one line an event.
+Modes: serve (answers all that ends it), deaf (answers none of it), mute (never beats), crash (ends before
+ready), leader (forks a prepare worker that leaves with it).
+A file ``mode_ROLE`` beside RECORD wins over MODE. RECORD: a file that gets one line an event.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import os
 import select
 import sys
 import time
+from pathlib import Path
 
 from meshd.control import ChildLink, Manifest, ProcessBoard, Role, State, start_child
 
@@ -18,9 +19,16 @@ from meshd.control import ChildLink, Manifest, ProcessBoard, Role, State, start_
 def main(mode: str, record: str, argv: list[str]) -> int:
     manifest = start_child(argv)
     board = ProcessBoard.attach(manifest.fds["board"])
+    override = Path(record).with_name(f"mode_{manifest.role}")
+    mode = override.read_text() if override.exists() else mode
     if mode == "crash":
         return 5
     link = ChildLink.open(manifest, board)
+    if manifest.takes_over:
+        note(record, f"{manifest.role} loaded")
+        if not link.wait_to_take_over():
+            return 0
+        note(record, f"{manifest.role} take_over")
     if mode == "leader":
         fork_worker(manifest, board)
     link.ready()
@@ -31,7 +39,7 @@ def main(mode: str, record: str, argv: list[str]) -> int:
         select.select([link], [], [], 0.1)
         for message in link.recv():
             note(record, f"{manifest.role} {message['t']}")
-            if mode != "deaf" and message["t"] in ("drain", "quit"):
+            if mode != "deaf" and message["t"] in ("drain", "quit", "hand_over", "retire"):
                 return 0
     return 0
 

@@ -8,14 +8,16 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from meshd.config import Settings
+from meshd.config import Action, LoadResult, Settings
 from meshd.control import ProcessBoard, Role, Topology
 from meshd.cpus import CpuPlan
+from meshd.errors import StartupError
 from meshd.log import Log
-from meshd.supervisor.children import ChildSpec
-from meshd.supervisor.node import Node
+from meshd.supervisor.child import ChildSpec
+from meshd.supervisor.node import Node, Sockets
 from meshd.supervisor.notify import Notifier
-from meshd.supervisor.process import choose_patience, supervise
+from meshd.supervisor.patience import choose_patience
+from meshd.supervisor.process import supervise
 from meshd.supervisor.reload import ConfigurationReload
 
 FAKE_CHILD = str(Path(__file__).with_name("fake_child.py"))
@@ -26,28 +28,45 @@ def main(wish: dict[str, Any]) -> int:
     topology = Topology.of(wish["io_processes"], 1)
     board = ProcessBoard.attach(wish["board_fd"])
 
-    def spec(role: Role, index: int, seat: int) -> ChildSpec:
+    def spec(role: Role, index: int, seat: int, post: int = -1) -> ChildSpec:
         program = (FAKE_CHILD, wish["modes"][role], wish["record"])
-        return ChildSpec(role=role, index=index, seat=seat, program=program, fds={"board": wish["board_fd"]})
+        fds = {"board": wish["board_fd"]}
+        return ChildSpec(role=role, index=index, seat=seat, program=program, fds=fds, post=post)
+
+    def io_spec(seat: int) -> ChildSpec:
+        return spec(Role.IO, seat, topology.board_io(seat), seat % topology.io_processes)
+
+    def read() -> LoadResult:
+        try:
+            found = json.loads(Path(wish["configuration"]).read_text())
+        except ValueError as error:
+            raise StartupError(f"the file is broken: {error}", 2) from error
+        return LoadResult(Settings(**(wish["settings"] | found)), sources, Action.RUN)
+
+    sources = dict.fromkeys(wish["settings"], "flag")
 
     node = Node(
         settings=settings,
         topology=topology,
         plan=CpuPlan((), (), (), (), topology.groups),
         memory=SimpleNamespace(board=board, ring_all=lambda: None),  # type: ignore[arg-type]
-        sockets=None,  # type: ignore[arg-type]
+        sockets=Sockets([], None, None, []),  # type: ignore[arg-type]
         specs=(
             spec(Role.CONTROLLER, 0, topology.board_controller),
             spec(Role.LEADER, 0, topology.board_leader(0)),
-            *(spec(Role.IO, seat, topology.board_io(seat)) for seat in range(wish["io_processes"])),
+            *(io_spec(seat) for seat in range(topology.io_processes)),
+        ),
+        spares=(
+            spec(Role.CONTROLLER, 0, topology.board_controller + 1),
+            spec(Role.LEADER, 0, topology.board_leader(0, 1)),
+            *(io_spec(seat) for seat in range(topology.io_processes, topology.io_seats)),
         ),
         warnings=(),
     )
     log = Log("supervisor", "debug")
     notifier = Notifier(wish["notify_socket"], wish["watchdog_usec"])
-    sources = dict.fromkeys(wish["settings"], "flag")
     return supervise(
-        node, log, notifier, ConfigurationReload(settings, None, log), choose_patience(settings, sources)
+        node, log, notifier, ConfigurationReload(settings, read, log), choose_patience(settings, sources)
     )
 
 

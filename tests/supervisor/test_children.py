@@ -11,7 +11,8 @@ import pytest
 
 from meshd.control import ProcessBoard, Role, State, Topology
 from meshd.log import Log
-from meshd.supervisor.children import Child, Children, ChildSpec, describe_status
+from meshd.supervisor.child import Child, ChildSpec
+from meshd.supervisor.children import Children, describe_status
 from meshd.supervisor.orphans import Orphans
 
 FAKE_CHILD = str(Path(__file__).with_name("fake_child.py"))

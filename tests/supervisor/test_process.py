@@ -10,10 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from meshd.config import Settings
 from meshd.control import Role, State
-from meshd.supervisor.process import choose_patience
-from meshd.supervisor.shutdown import Patience
 
 
 def test_io_processes_start_after_controller_and_leader_are_ready(make_node):
@@ -127,16 +124,6 @@ def test_workers_of_a_killed_leader_are_reaped_and_the_new_leader_takes_their_se
     assert node.worker.epoch == epoch + 1
 
 
-def test_sigusr2_and_sighup_do_not_end_anything(make_node):
-    node = make_node()
-    node.wait_ready()
-    pids = sorted(node.pids())
-    node.process.send_signal(signal.SIGUSR2)
-    node.process.send_signal(signal.SIGHUP)
-    node.wait_until(lambda: "io reopen_logs" in node.events(), "logs reopened")
-    assert sorted(node.pids()) == pids
-
-
 @pytest.fixture
 def manager(tmp_path: Path) -> Iterator[socket.socket]:
     """The service manager's end of the notification protocol."""
@@ -166,21 +153,3 @@ def test_the_service_manager_hears_ready_watchdog_reload_and_stop(make_node, man
     node.process.send_signal(signal.SIGTERM)
     assert next_notice(manager, "STOPPING")["STATUS"] == "draining"
     assert node.wait() == 0
-
-
-def test_ctrl_c_of_a_demo_is_hurried_unless_times_were_given():
-    demo = Settings(demo=1)
-    by_settings = Patience(demo.shutdown_delay_secs, demo.shutdown_grace_period_secs)
-    default = choose_patience(demo, {})
-    assert default(signal.SIGINT) == Patience.hurried()
-    assert default(signal.SIGTERM) == by_settings
-    times = {"shutdown_delay_secs": "flag", "shutdown_grace_period_secs": "flag"}
-    assert choose_patience(demo, times)(signal.SIGINT) == by_settings
-
-
-def test_ctrl_c_skips_the_delay_unless_it_was_given():
-    settings = Settings(shutdown_grace_period_secs=9)
-    without_delay = choose_patience(settings, {"shutdown_grace_period_secs": "flag"})
-    assert without_delay(signal.SIGINT) == Patience(0, 9)
-    assert without_delay(signal.SIGTERM) == Patience(5, 9)
-    assert choose_patience(settings, {"shutdown_delay_secs": "env"})(signal.SIGINT) == Patience(5, 9)
