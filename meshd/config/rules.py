@@ -79,6 +79,12 @@ def _health_timeout(settings: Settings, sources: Sources) -> Iterator[str]:
         )
 
 
+def _backoffs(settings: Settings, sources: Sources) -> Iterator[str]:
+    initial, longest = settings.retry_initial_backoff_ms, settings.retry_max_backoff_ms
+    if longest < initial:
+        yield f"--retry-max-backoff-ms ({longest}) is below --retry-initial-backoff-ms ({initial})"
+
+
 def _prepare_timeouts(settings: Settings, sources: Sources) -> Iterator[str]:
     queue, whole = settings.prepare_queue_timeout_ms, settings.prepare_timeout_ms
     if queue > whole:
@@ -253,6 +259,7 @@ RULES: Final[tuple[Rule, ...]] = (
     Rule(("max_payload_size", "body_memory_bytes"), _body_memory),
     Rule(("queue_size", "queue_timeout_secs"), _queue_timeout),
     Rule(("health_check_timeout_secs", "health_check_interval_secs"), _health_timeout),
+    Rule(("retry_initial_backoff_ms", "retry_max_backoff_ms"), _backoffs),
     Rule(("prepare_queue_timeout_ms", "prepare_timeout_ms"), _prepare_timeouts),
     Rule(("worker_urls", "workers"), _equal_upstreams),
     Rule(("workers",), _worker_types),

@@ -34,6 +34,8 @@ _routing = partial(_front, section="Routing")
 _admission = partial(_front, section="Admission")
 _request = partial(_front, section="Requests")
 _timer = partial(_front, section="Timeouts", unit="s", above=0)
+_retry = partial(setting, section="Retries", takes_effect="processes", readers=("io",))
+_breaker = partial(setting, section="Circuit breaker", takes_effect="processes", readers=("io", "controller"))
 _health = partial(setting, section="Health checks", takes_effect="processes", readers=("controller",))
 _process = partial(setting, section="Processes and CPUs", takes_effect="restart")
 _prepare = partial(setting, section="Preparation", takes_effect="processes")
@@ -274,6 +276,48 @@ class Settings:
         above=None,
         minimum=0,
         aliases=("upstream-pool-idle-timeout-secs",),
+    )
+
+    disable_retries: bool = _retry(False, help="Ask one server, once.")
+    retry_max_retries: int = _retry(
+        5, help="Attempts of a request in all, the first included.", unit="attempts", minimum=1, maximum=100
+    )
+    retry_initial_backoff_ms: int = _retry(
+        50, help="Delay before the first retry.", unit="ms", minimum=0, maximum=3600000
+    )
+    retry_max_backoff_ms: int = _retry(
+        30000,
+        help="Longest delay before a retry, and longest wait for a server that asked to be left alone.",
+        unit="ms",
+        minimum=0,
+        maximum=3600000,
+    )
+    retry_backoff_multiplier: float = _retry(
+        1.5, help="Each delay over the one before.", minimum=1, maximum=1000
+    )
+    retry_jitter_factor: float = _retry(
+        0.2, help="Share of a delay by which it may differ at random.", minimum=0, maximum=1
+    )
+    retry_on_500: bool = _retry(False, help="Ask again after a 500 too.")
+    retry_budget_ratio: float = _retry(
+        0.2, help="Retries for each first attempt that this node may make, over 10 s.", minimum=0
+    )
+    retry_budget_min: int = _retry(
+        10, help="Retries in 10 s that are allowed whatever the share.", unit="retries", minimum=0
+    )
+
+    disable_circuit_breaker: bool = _breaker(False, help="Never leave a server out for its failures.")
+    cb_failure_threshold: int = _breaker(
+        10, help="Failures in a row that open the breaker of a server.", minimum=1
+    )
+    cb_success_threshold: int = _breaker(
+        3, help="Successful trials that close a half-open breaker.", minimum=1
+    )
+    cb_timeout_duration_secs: float = _breaker(
+        60.0, help="How long an open breaker lets nothing through.", unit="s", above=0
+    )
+    cb_window_duration_secs: float = _breaker(
+        120.0, help="Longest gap between two failures that count as in a row.", unit="s", above=0
     )
 
     health_check_endpoint: str = _health(

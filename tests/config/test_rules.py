@@ -24,6 +24,7 @@ def errors(*argv: str) -> str:
         ("--max-payload-size 2048 --body-memory-bytes 1024", "is larger than --body-memory-bytes"),
         ("--queue-timeout-secs 0", "--queue-timeout-secs must be above 0"),
         ("--health-check-interval-secs 4", "--health-check-timeout-secs (5) is above"),
+        ("--retry-max-backoff-ms 20", "--retry-max-backoff-ms (20) is below --retry-initial-backoff-ms (50)"),
         ("--prepare-timeout-ms 100", "--prepare-queue-timeout-ms (2000) is above"),
         (
             "--worker-urls http://a:1/ HTTP://A:1 http://a:1",
