@@ -5,6 +5,9 @@ never answered  unhealthy; probed each second until the first success, which is 
 healthy         ``failure_threshold`` consecutive failures make it unhealthy
 unhealthy       ``success_threshold`` consecutive successes make it healthy again
 ==============  =====================================================================
+
+A probe that fails while real traffic succeeded since the one before counts as a success: a server too busy
+to answer probes is not a dead one.
 """
 
 from __future__ import annotations
@@ -14,15 +17,17 @@ from dataclasses import dataclass
 from typing import Final
 
 FIRST_ANSWER_INTERVAL_S: Final = 1.0
-STARTUP_LIMIT_S: Final = 1800.0  # without a success for so long: probed at the normal interval
 JITTER: Final = 0.1
 
 
 @dataclass(frozen=True, slots=True)
 class ProbeRules:
+    """``startup_limit_s``: without a success for so long, an origin is probed at the normal interval."""
+
     interval_s: float
     failure_threshold: int
     success_threshold: int
+    startup_limit_s: float = 1800.0
 
 
 class HealthJudge:
@@ -36,11 +41,15 @@ class HealthJudge:
         self.has_answered = has_answered
         self._run = 0  # consecutive probes that speak against the present state
 
-    def record(self, is_success: bool) -> bool:
-        """Take the result of a probe; return whether health changed."""
+    def record(self, is_success: bool, has_traffic: bool = False) -> bool:
+        """Take the result of a probe; return whether health changed.
+
+        ``has_traffic``: a request of a client succeeded since the probe before.
+        """
         if is_success and not self.has_answered:
             self.has_answered = True
             return self._turn(True)
+        is_success = is_success or has_traffic
         if is_success == self.is_healthy or not self.has_answered:
             self._run = 0
             return False
@@ -50,7 +59,7 @@ class HealthJudge:
 
     def next_delay_s(self, waited_s: float, rng: random.Random) -> float:
         """Return the pause before the next probe; ``waited_s``: time since registration."""
-        if not self.has_answered and waited_s < STARTUP_LIMIT_S:
+        if not self.has_answered and waited_s < self.rules.startup_limit_s:
             return FIRST_ANSWER_INTERVAL_S
         return self.rules.interval_s * rng.uniform(1 - JITTER, 1 + JITTER)
 

@@ -1,22 +1,25 @@
 """What an upstream tells about itself when it is registered: its models, its names and its ranks.
 
-Models come from ``GET /v1/models``; names, paths and ``dp_size`` from ``/server_info`` and ``/model_info``,
-or from their older spellings where those are missing. A server that has neither is no fault of its own.
+Models come from ``GET /v1/models``; what else is asked depends on the runtime. A server that has none of it
+is no fault of its own. Everything taken over is bounded: it goes into the shared registry.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any, Final
 
 import orjson
 
+from meshd.api.endpoints import ENDPOINTS
+from meshd.config.declaration import MAX_NUMBER
 from meshd.controller.http_client import FetchError, UpstreamClient
 from meshd.routing.load import MAX_UPSTREAMS
 from meshd.routing.registry import Upstream
-from meshd.routing.upstream import UNKNOWN_MODEL
+from meshd.routing.upstream import APIS_LABEL, UNKNOWN_MODEL
 
 DISCOVERY_TIMEOUT_S: Final = 5.0
 MAX_BODY_BYTES: Final = 1 << 20
@@ -24,6 +27,17 @@ MAX_MODELS: Final = 256
 MAX_ID_BYTES: Final = 512
 MAX_DP_SIZE: Final = MAX_UPSTREAMS
 
+MAX_MODELS_BYTES: Final = 16384
+MAX_ENTRIES_BYTES: Final = 8192
+
+_INFORMATION: Final[Mapping[str, tuple[tuple[str, ...], ...]]] = {
+    "sglang": (("/model_info", "/get_model_info"), ("/server_info", "/get_server_info")),
+    "vllm": (),
+    "trtllm": (),
+    "atom": (("/kv_transfer_info",),),
+}
+"""By runtime, what else is asked: each a path and its older spellings. The last one's facts win."""
+_FIELDS: Final = {"priority": 50, "cost": 1.0}
 _LABELS: Final = ("served_model_name", "model_path", "tokenizer_path")
 _NOT_FOUND: Final = 404
 
@@ -32,27 +46,30 @@ _NOT_FOUND: Final = 404
 class Discovered:
     """Facts found at an upstream. ``problem``: why some are missing, for the log.
 
-    ``dp_size``: its number of data-parallel ranks, ``None`` if it did not say.
+    ``dp_size``: its number of data-parallel ranks, ``None`` if it did not say. ``entries``: the texts of its
+    model list.
     """
 
     models: tuple[str, ...] = ()
     labels: Mapping[str, str] = field(default_factory=dict)
     problem: str = ""
     dp_size: int | None = None
+    entries: tuple[str, ...] = ()
 
 
 async def discover(client: UpstreamClient, upstream: Upstream) -> Discovered:
     """Ask an upstream what it serves; every failure is a ``problem``, none is raised."""
-    models, server, model = await asyncio.gather(
+    models, *others = await asyncio.gather(
         _models(client, upstream),
-        _information(client, upstream, "/server_info", "/get_server_info"),
-        _information(client, upstream, "/model_info", "/get_model_info"),
+        *(_information(client, upstream, *paths) for paths in _INFORMATION[upstream.runtime]),
     )
+    labels = [found.labels for found in (models, *others)]
     return Discovered(
         models.models,
-        {**models.labels, **model.labels, **server.labels},
-        "; ".join(found.problem for found in (models, server, model) if found.problem),
-        server.dp_size,
+        {name: value for found in labels for name, value in found.items()},
+        "; ".join(found.problem for found in (models, *others) if found.problem),
+        next((found.dp_size for found in reversed(others) if found.dp_size is not None), None),
+        models.entries,
     )
 
 
@@ -103,10 +120,54 @@ def read_models(body: bytes) -> Discovered:
     data = listed.get("data") if isinstance(listed, dict) else None
     if not isinstance(data, list):
         return Discovered(problem="/v1/models answered no list of models")
-    entries = [entry for entry in data if isinstance(entry, dict) and _is_id(entry.get("id"))][:MAX_MODELS]
-    root = entries[0].get("root") if entries else None
+    entries: dict[str, dict[str, Any]] = {}
+    for entry in data:
+        if isinstance(entry, dict) and _is_id(entry.get("id")):
+            entries.setdefault(entry["id"], entry)
+    ids = _within(list(entries), MAX_MODELS_BYTES)[:MAX_MODELS]
+    root = entries[ids[0]].get("root") if ids else None
     labels = {"model_path": str(root)} if _is_id(root) else {}
-    return Discovered(tuple(dict.fromkeys(entry["id"] for entry in entries)), labels)
+    texts = _within([text for name in ids if (text := _text_of(entries[name]))], MAX_ENTRIES_BYTES)
+    return Discovered(tuple(ids), labels, entries=tuple(texts))
+
+
+def _text_of(entry: dict[str, Any]) -> str:
+    try:
+        return orjson.dumps(entry).decode()
+    except orjson.JSONEncodeError:  # nested too deep; it is shown with its id alone
+        return ""
+
+
+def _within(texts: list[str], most_bytes: int) -> list[str]:
+    """Return the first of ``texts`` that have ``most_bytes`` together."""
+    sizes = accumulate(len(text.encode("utf-8", "replace")) for text in texts)
+    return [text for text, size in zip(texts, sizes, strict=True) if size <= most_bytes]
+
+
+def filled_fields(labels: Mapping[str, str]) -> dict[str, Any]:
+    """Return the fields ``priority`` and ``cost`` as labels of these names say, else their defaults."""
+    return {name: _number_of(labels.get(name, ""), default) for name, default in _FIELDS.items()}
+
+
+def _number_of(text: str, default: float) -> float:
+    try:
+        number = type(default)(text)
+    except ValueError:
+        return default
+    return number if abs(number) <= MAX_NUMBER else default
+
+
+def unknown_apis(labels: Mapping[str, str], passthrough_paths: Iterable[str]) -> list[str]:
+    """Return the paths of label ``mesh.apis`` at which meshd serves nothing."""
+    known = {endpoint.capability for endpoint in ENDPOINTS}
+    paths = [path.strip() for path in labels.get(APIS_LABEL, "").split(",")]
+    return [
+        path
+        for path in paths
+        if path
+        and path not in known
+        and not any(path == p or (p.endswith("*") and path.startswith(p[:-1])) for p in passthrough_paths)
+    ]
 
 
 def settled_labels(discovered: Discovered, configured: Mapping[str, str]) -> dict[str, str]:

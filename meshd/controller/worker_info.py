@@ -9,7 +9,8 @@ from typing import Any, Final
 from meshd.controller.admin import AdminRoute
 from meshd.controller.answers import json_answer, worker_error
 from meshd.controller.http_server import Request, Response
-from meshd.controller.registry_keeper import Job, RegistryKeeper
+from meshd.controller.jobs import Job
+from meshd.controller.registry_keeper import RegistryKeeper
 from meshd.routing.load import LoadTable
 from meshd.routing.registry import Upstream
 from meshd.routing.upstream import UNKNOWN_MODEL, is_available

@@ -16,7 +16,7 @@ from meshd.routing.upstream import Upstream
 __all__ = ["SEGMENT_BYTES", "SEGMENT_KIND", "Registry", "RegistryBoard", "Upstream"]
 
 SEGMENT_KIND: Final = "registry"
-SEGMENT_BYTES: Final = 16 << 20  # two buffers of 8 MiB: 1,024 upstreams of 8 KiB each; sparse
+SEGMENT_BYTES: Final = 80 << 20  # two buffers of 40 MiB: 1,024 upstreams of at most 40 KiB each; sparse
 
 
 class Registry:

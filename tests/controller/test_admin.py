@@ -10,46 +10,35 @@ import orjson
 import pytest
 
 from meshd.controller.admin import AdminRoutes
+from meshd.controller.announcement import Announcement
 from meshd.controller.http_server import Request, Response
-from meshd.controller.registration import Discovered
-from meshd.controller.registry_keeper import Announcement, RegistryKeeper
 from meshd.controller.worker_info import WorkerInfo
 from meshd.log import Log
 from meshd.memory import Segment
 from meshd.routing.load import LoadTable, segment_bytes
-from meshd.routing.registry import SEGMENT_BYTES, RegistryBoard
+from tests.fakes.upstream_set import UpstreamSet
 
 
-def make_keeper(is_dp_aware: bool = False) -> RegistryKeeper:
-    keeper = RegistryKeeper(
-        RegistryBoard(Segment.create("registry", SEGMENT_BYTES)),
-        Log("test", "error", stream_fd=-1),
-        is_idle=lambda number: True,
-        schedule=lambda delay_s, call: call(),
-        ring_bells=lambda: None,
-        wall_clock=lambda: 1790000000.0,
-        is_dp_aware=is_dp_aware,
+def make_set(is_dp_aware: bool = False) -> UpstreamSet:
+    node = UpstreamSet(is_dp_aware=is_dp_aware, is_prompt=True)
+    node.start(
+        Announcement("http://a:1", api_key="sk-secret", labels=(("mesh.apis", "/generate"),)),
+        Announcement("http://b:1", model_id="configured"),
     )
-    keeper.start(
-        [
-            Announcement("http://a:1", api_key="sk-secret", labels=(("mesh.apis", "/generate"),)),
-            Announcement("http://b:1", model_id="configured"),
-        ]
-    )
-    keeper.activate("http://a:1", Discovered(("m1", "m2")))
-    return keeper
+    node.activate("http://a:1", "m1", "m2")
+    return node
 
 
-def ask(keeper: RegistryKeeper, path: str, method: str = "GET") -> Response:
+def ask(node: UpstreamSet, path: str, method: str = "GET") -> Response:
     segment = Segment.create("load", segment_bytes(1))
     LoadTable(segment, 0, 1).add(0)
-    info = WorkerInfo(keeper, LoadTable(segment, None, 1), is_probing_disabled=False)
+    info = WorkerInfo(node.keeper, LoadTable(segment, None, 1), is_probing_disabled=False)
     routes = AdminRoutes(info.routes(), Log("test", "error", stream_fd=-1))
     return asyncio.run(routes.handle(Request(method, path, "", {"x-request-id": "req-1"})))
 
 
 def test_workers_are_listed_in_registration_order_with_their_counts() -> None:
-    answer = ask(make_keeper(), "/workers")
+    answer = ask(make_set(), "/workers")
     body = orjson.loads(answer.body)
     assert answer.status == 200
     assert [info["url"] for info in body["workers"]] == ["http://a:1", "http://b:1"]
@@ -58,8 +47,8 @@ def test_workers_are_listed_in_registration_order_with_their_counts() -> None:
 
 
 def test_info_has_the_documented_members() -> None:
-    keeper = make_keeper()
-    upstream = keeper.upstreams[0]
+    node = make_set()
+    upstream = node.keeper.upstreams[0]
     expected: dict[str, Any] = {
         "id": upstream.id,
         "url": "http://a:1",
@@ -89,22 +78,22 @@ def test_info_has_the_documented_members() -> None:
             "timestamp": 1790000000,
         },
     }
-    body = ask(keeper, f"/workers/{upstream.id}").body
+    body = ask(node, f"/workers/{upstream.id}").body
     assert orjson.loads(body) == expected
     assert list(orjson.loads(body)) == list(expected)
 
 
 def test_pending_registration_shows_no_model_yet() -> None:
-    keeper = make_keeper()
-    info = orjson.loads(ask(keeper, f"/workers/{keeper.upstreams[1].id}").body)
+    node = make_set()
+    info = orjson.loads(ask(node, f"/workers/{node.keeper.upstreams[1].id}").body)
     assert (info["model_id"], info["models"], info["state"]) == ("unknown", [], "starting")
     assert info["job_status"]["status"] == "pending"
 
 
 def test_no_answer_contains_a_key() -> None:
-    keeper = make_keeper()
-    for path in ("/workers", f"/workers/{keeper.upstreams[0].id}"):
-        assert b"sk-secret" not in ask(keeper, path).body
+    node = make_set()
+    for path in ("/workers", f"/workers/{node.keeper.upstreams[0].id}"):
+        assert b"sk-secret" not in ask(node, path).body
 
 
 @pytest.mark.parametrize(
@@ -115,7 +104,7 @@ def test_no_answer_contains_a_key() -> None:
     ],
 )
 def test_bad_and_unknown_ids_are_errors_in_the_shape_of_the_route(path: str, status: int, code: str) -> None:
-    answer = ask(make_keeper(), path)
+    answer = ask(make_set(), path)
     body = orjson.loads(answer.body)
     assert (answer.status, body["code"], list(body)) == (status, code, ["error", "code"])
     assert dict(answer.headers) == {"x-request-id": "req-1", "x-mesh-error-code": code}
@@ -123,26 +112,26 @@ def test_bad_and_unknown_ids_are_errors_in_the_shape_of_the_route(path: str, sta
 
 @pytest.mark.parametrize("path", ["/", "/workers/", "/workers/a/b", "/v1/tokenizers", "/flush_cache"])
 def test_other_paths_are_404_json(path: str) -> None:
-    answer = ask(make_keeper(), path)
+    answer = ask(make_set(), path)
     assert answer.status == 404
     assert orjson.loads(answer.body)["error"]["code"] == "not_found"
 
 
 def test_other_methods_are_405_with_allow() -> None:
-    answer = ask(make_keeper(), "/workers", "DELETE")
+    answer = ask(make_set(), "/workers", "DELETE")
     assert answer.status == 405
     assert dict(answer.headers)["allow"] == "GET, HEAD"
 
 
 def test_id_of_an_origin_resolves_to_all_its_ranks_and_each_rank_to_itself() -> None:
-    keeper = make_keeper(is_dp_aware=True)
-    origin = keeper.upstreams[0]
-    keeper.activate("http://a:1", Discovered(("m1",), dp_size=2))
-    body = orjson.loads(ask(keeper, f"/workers/{origin.id}").body)
+    node = make_set(is_dp_aware=True)
+    origin = node.keeper.upstreams[0]
+    node.activate("http://a:1", "m1", dp_size=2)
+    body = orjson.loads(ask(node, f"/workers/{origin.id}").body)
     assert (body["id"], body["url"]) == (origin.id, "http://a:1")
     assert [(info["url"], info["dp_rank"], info["dp_size"]) for info in body["ranks"]] == [
         ("http://a:1@0", 0, 2),
         ("http://a:1@1", 1, 2),
     ]
-    for rank in keeper.upstreams[:2]:
-        assert orjson.loads(ask(keeper, f"/workers/{rank.id}").body)["url"] == rank.url
+    for rank in node.keeper.upstreams[:2]:
+        assert orjson.loads(ask(node, f"/workers/{rank.id}").body)["url"] == rank.url

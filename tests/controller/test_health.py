@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from meshd.controller.health import STARTUP_LIMIT_S, HealthJudge, ProbeRules
+from meshd.controller.health import HealthJudge, ProbeRules
 
 RULES = ProbeRules(interval_s=60.0, failure_threshold=3, success_threshold=2)
 
@@ -39,8 +39,8 @@ def test_published_health_of_a_former_controller_is_the_starting_point() -> None
 def test_origin_that_never_answered_is_probed_each_second_until_the_start_limit() -> None:
     judge = HealthJudge(RULES)
     judge.record(False)
-    assert judge.next_delay_s(STARTUP_LIMIT_S - 1, random.Random(1)) == 1.0
-    assert judge.next_delay_s(STARTUP_LIMIT_S, random.Random(1)) >= 54.0
+    assert judge.next_delay_s(1800.0 - 1, random.Random(1)) == 1.0
+    assert judge.next_delay_s(1800.0, random.Random(1)) >= 54.0
 
 
 def test_interval_has_ten_percent_jitter_to_both_sides() -> None:
@@ -50,3 +50,23 @@ def test_interval_has_ten_percent_jitter_to_both_sides() -> None:
     delays = [judge.next_delay_s(0.0, rng) for _ in range(500)]
     assert 54.0 <= min(delays) < 55.0
     assert 65.0 < max(delays) <= 66.0
+
+
+def test_failing_probe_beside_successful_traffic_counts_as_a_success() -> None:
+    judge = HealthJudge(ProbeRules(60.0, 2, 2), is_healthy=True, has_answered=True)
+    judge.record(False)
+    judge.record(False, has_traffic=True)
+    assert judge.is_healthy
+    judge.record(False)
+    assert judge.is_healthy
+    judge.record(False)
+    assert not judge.is_healthy
+    judge.record(False, has_traffic=True)
+    judge.record(False, has_traffic=True)
+    assert judge.is_healthy
+
+
+def test_traffic_is_no_first_answer() -> None:
+    judge = HealthJudge(ProbeRules(60.0, 2, 2))
+    judge.record(False, has_traffic=True)
+    assert (judge.is_healthy, judge.has_answered) == (False, False)

@@ -12,11 +12,14 @@ from typing import Any
 
 import pytest
 
-from meshd.controller.health import STARTUP_LIMIT_S, ProbeRules
+from meshd.controller.announcement import Announcement
+from meshd.controller.health import ProbeRules
 from meshd.controller.http_client import Answer, FetchError, UpstreamClient
 from meshd.controller.prober import ProbeCounters, Prober, ProbeSettings
+from meshd.controller.registering import Registrations
 from meshd.controller.registration import Discovered
-from meshd.controller.registry_keeper import Announcement, RegistryKeeper
+from meshd.controller.registry_keeper import RegistryKeeper
+from meshd.controller.sources import Sources
 from meshd.log import Log
 from meshd.memory import Segment
 from meshd.metrics.catalog import build_catalog
@@ -25,6 +28,8 @@ from meshd.metrics.table import MetricTable
 from meshd.routing.registry import SEGMENT_BYTES, RegistryBoard, Upstream
 
 URL = "http://u:1"
+STARTUP_LIMIT_S = 1800.0
+WALL_S = 1790000000.0
 OK, DOWN, MOVED = 200, 0, 302
 
 
@@ -39,10 +44,14 @@ class PlayedUpstream(UpstreamClient):
         super().__init__()
         self.statuses: Iterator[int] = iter(statuses)
         self.paths: list[str] = []
+        self.asked: list[tuple[str, str]] = []
+        self.timeouts: list[float] = []
         self.before_probe: Callable[[], None] = lambda: None
 
     async def get(self, upstream: Upstream, path: str, timeout_s: float, max_body_bytes: int) -> Answer:
         self.paths.append(path)
+        self.asked.append((upstream.url, path))
+        self.timeouts.append(timeout_s)
         if path == "/v1/models":
             return Answer(200, b'{"data":[{"id":"m1"}]}')
         if path.endswith("_info"):
@@ -65,6 +74,8 @@ class Play:
     pauses: list[float] = field(default_factory=list)
     health: str = ""
     now_s: float = 0.0
+    wall_late_s: float = 0.0
+    traffic: int = 0
 
     def __post_init__(self) -> None:
         self.log_fd = os.memfd_create("log")
@@ -75,7 +86,10 @@ class Play:
             is_idle=lambda number: True,
             schedule=lambda delay_s, call: call(),
             ring_bells=lambda: None,
+            wall_clock=lambda: WALL_S,
         )
+        self.sources = Sources(self.keeper, log)
+        self.registrations = Registrations(self.keeper, log)
         self.cells = Segment.create("metrics", segment_size(1))
         row = MetricRow(self.cells, 0, build_catalog())
         name = "mesh_worker_health_checks_total"
@@ -86,20 +100,23 @@ class Play:
         self.client = PlayedUpstream(self.statuses)
         self.prober = Prober(
             self.keeper,
+            self.registrations,
             self.client,
             ProbeSettings("/health", 5.0, ProbeRules(60.0, 3, 2), self.is_disabled),
             counters,
             log,
             sleep=self._sleep,
             clock=lambda: self.now_s,
+            wall_clock=lambda: WALL_S + self.wall_late_s,
+            successes=lambda number: self.traffic,
             rng=random.Random(3),
         )
 
     def run(self) -> Play:
         if not self.keeper.upstreams:
-            self.keeper.start([Announcement(URL)])
+            self.sources.start([Announcement(URL)])
         with pytest.raises(End):
-            asyncio.run(self.prober.watch(URL))
+            asyncio.run(self.prober.watch(self.upstream))
         return self
 
     @property
@@ -109,11 +126,14 @@ class Play:
     @property
     def told(self) -> list[str]:
         """The problems that were logged, in order."""
-        text = os.pread(self.log_fd, 1 << 20, 0)
-        lines: list[dict[str, Any]] = [json.loads(line) for line in text.splitlines()]
-        found = [line for line in lines if line["event"] == "upstream_unreachable"]
+        found = self.lines("upstream_unreachable")
         assert all((line["level"], line["upstream"]) == ("warn", URL) for line in found)
         return [line["problem"] for line in found]
+
+    def lines(self, event: str) -> list[dict[str, Any]]:
+        text = os.pread(self.log_fd, 1 << 20, 0)
+        lines: list[dict[str, Any]] = [json.loads(line) for line in text.splitlines()]
+        return [line for line in lines if line["event"] == event]
 
     def checks(self, result: str) -> float:
         totals = MetricTable(self.cells, 1, build_catalog()).sum_rows({0})
@@ -123,6 +143,7 @@ class Play:
         self.pauses.append(seconds)
         self.health += "H" if self.upstream.is_healthy else "u"
         self.now_s += seconds
+        await asyncio.sleep(0)
 
 
 def test_probes_at_once_and_each_second_until_the_first_success_then_at_the_interval() -> None:
@@ -184,8 +205,8 @@ def test_job_of_an_upstream_that_has_not_answered_says_why() -> None:
 
 def test_disabled_health_check_activates_at_once_and_never_probes() -> None:
     play = Play([], is_disabled=True)
-    play.keeper.start([Announcement(URL)])
-    asyncio.run(play.prober.watch(URL))
+    play.sources.start([Announcement(URL)])
+    asyncio.run(play.prober.watch(play.upstream))
     assert play.upstream.is_healthy
     assert play.upstream.models == ("m1",)
     assert "/health" not in play.client.paths
@@ -194,8 +215,8 @@ def test_disabled_health_check_activates_at_once_and_never_probes() -> None:
 
 def test_after_a_restart_a_healthy_upstream_stays_so_and_its_probe_waits_its_turn() -> None:
     play = Play([DOWN, OK])
-    play.keeper.start([Announcement(URL)])
-    play.keeper.activate(URL, Discovered(("m1",)))
+    play.sources.start([Announcement(URL)])
+    play.registrations.activate(URL, Discovered(("m1",)))
     play.run()
     assert 0.0 <= play.pauses[0] < 60.0
     assert play.health == "HHH"
@@ -204,12 +225,106 @@ def test_after_a_restart_a_healthy_upstream_stays_so_and_its_probe_waits_its_tur
 
 def test_ranks_of_one_origin_share_one_watch() -> None:
     play = Play([])
-    play.keeper.start([Announcement(URL), Announcement("http://v:1")])
+    play.sources.start([Announcement(URL), Announcement("http://v:1")])
     assert play.keeper.origins() == [URL, "http://v:1"]
 
 
 def test_all_origins_are_watched_and_a_broken_one_ends_the_run() -> None:
     play = Play([OK])
-    play.keeper.start([Announcement(URL), Announcement("http://v:1")])
+    play.sources.start([Announcement(URL), Announcement("http://v:1")])
     with pytest.raises(ExceptionGroup):
         asyncio.run(play.prober.run())
+
+
+def test_busy_upstream_with_failing_probes_and_successful_traffic_stays_healthy() -> None:
+    """upstream.md behaviour 7."""
+    play = Play([OK, DOWN, DOWN, DOWN, DOWN, DOWN])
+
+    def serve() -> None:
+        play.traffic += 1
+
+    play.client.before_probe = serve
+    assert play.run().health == "HHHHHH"
+
+
+def test_traffic_that_stopped_no_longer_speaks_for_the_upstream() -> None:
+    play = Play([OK, DOWN, DOWN, DOWN, DOWN])
+    play.client.before_probe = lambda: setattr(play, "traffic", min(play.traffic + 1, 2))
+    assert play.run().health == "HHHHu"
+
+
+def test_one_failed_probe_does_not_eject_three_do_two_successes_bring_back() -> None:
+    """upstream.md behaviour 6."""
+    assert Play([OK, DOWN, OK, DOWN, DOWN, OK, DOWN, DOWN, DOWN, OK, OK]).run().health == "HHHHHHHHuuH"
+
+
+def test_upstream_with_probing_of_its_own_is_probed_by_that() -> None:
+    play = Play([OK, DOWN, OK, OK])
+    probing = (("health_check_interval_secs", 2.0), ("health_failure_threshold", 1))
+    play.sources.start([Announcement(URL, probing=probing)])
+    play.run()
+    assert play.health == "HuuH"
+    assert all(1.8 <= pause <= 2.2 for pause in play.pauses)
+    assert play.client.timeouts.count(2.0) == 5  # the last probe ends the play
+
+
+def test_upstream_that_disables_its_probes_is_active_without_any() -> None:
+    play = Play([])
+    play.sources.start([Announcement(URL, probing=(("disable_health_check", True),))])
+    asyncio.run(play.prober.watch(play.upstream))
+    assert play.upstream.is_healthy
+    assert "/health" not in play.client.paths
+
+
+def test_time_before_a_restart_of_the_controller_counts_towards_the_startup_limit() -> None:
+    play = Play([DOWN, DOWN], wall_late_s=STARTUP_LIMIT_S)
+    play.run()
+    job = play.keeper.job(play.upstream)
+    assert job is not None
+    assert job.status == "failed"
+    assert all(54.0 <= pause <= 66.0 for pause in play.pauses)
+
+
+def test_starting_upstream_is_logged_at_its_interval() -> None:
+    play = Play([DOWN] * 70).run()
+    assert [line["waited_s"] for line in play.lines("upstream_starting")] == [30.0, 60.0]
+
+
+def test_set_is_followed_while_it_changes() -> None:
+    """upstream.md behaviour 8: only current upstreams are probed, by their settings of now."""
+
+    async def play_out() -> tuple[list[str], list[str]]:
+        play = Play([OK] * 1000)
+        play.sources.start([Announcement(URL)])
+        running = asyncio.create_task(play.prober.run())
+        await until(lambda: "/health" in play.client.paths)
+        play.keeper.register(Announcement("http://v:1"))
+        await until(lambda: ("http://v:1", "/health") in play.client.asked)
+        play.keeper.drain(play.keeper.of_origin(URL))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        play.client.asked.clear()
+        await until(lambda: len(play.client.asked) > 5)
+        after_removal = {url for url, _ in play.client.asked}
+        play.keeper.change(play.keeper.of_origin("http://v:1")[0], probing={"disable_health_check": True})
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        play.client.asked.clear()
+        for _ in range(20):
+            await asyncio.sleep(0)
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        return sorted(after_removal), [path for _, path in play.client.asked]
+
+    after_removal, after_disabling = asyncio.run(play_out())
+    assert after_removal == ["http://v:1"]
+    assert after_disabling == []
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    for _ in range(10_000):
+        if condition():
+            return
+        await asyncio.sleep(0)
+    raise AssertionError("it did not come about")

@@ -1,0 +1,79 @@
+"""The controller's part that is about upstreams, put together: the set, its sources, probes and routes."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+from meshd.config.settings import Settings
+from meshd.controller.admin import AdminRoute
+from meshd.controller.announcement import announcements
+from meshd.controller.http_client import UpstreamClient
+from meshd.controller.prober import ProbeCounters, Prober, ProbeSettings
+from meshd.controller.registering import Registrations
+from meshd.controller.registry_keeper import RegistryKeeper
+from meshd.controller.sources import Sources
+from meshd.controller.worker_info import WorkerInfo
+from meshd.log import Log
+from meshd.routing.load import LoadTable
+from meshd.routing.registry import RegistryBoard
+
+
+class UpstreamControl:
+    """``keeper``: the set; ``sources``: what discovery announces to and withdraws from.
+
+    Give it ``start`` before its routes are served, run ``run`` as a task, and call ``sweep`` often.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        board: RegistryBoard,
+        loads: LoadTable,
+        client: UpstreamClient,
+        counters: ProbeCounters,
+        log: Log,
+        *,
+        schedule: Callable[[float, Callable[[], None]], object],
+        ring_bells: Callable[[], None],
+    ) -> None:
+        self._settings = settings
+        self._loads = loads
+        self.keeper = RegistryKeeper(
+            board, log, is_idle=loads.is_idle, schedule=schedule, ring_bells=ring_bells
+        )
+        self.sources = Sources(self.keeper, log)
+        registrations = Registrations(
+            self.keeper,
+            log,
+            is_dp_aware=settings.dp_aware,
+            passthrough_paths=settings.passthrough_paths,
+        )
+        self._prober = Prober(
+            self.keeper,
+            registrations,
+            client,
+            ProbeSettings.of(settings),
+            counters,
+            log,
+            rng=random.Random(),
+        )
+
+    def start(self) -> None:
+        """Go on with the published set, or publish the first one."""
+        self.sources.start(announcements(self._settings))
+
+    def sweep(self) -> None:
+        """Let drained upstreams go, and those in that waited for them."""
+        self.keeper.sweep()
+        self.sources.sweep()
+
+    def routes(self) -> list[AdminRoute]:
+        return WorkerInfo(self.keeper, self._loads, self._settings.disable_health_check).routes()
+
+    async def run(self) -> None:
+        """Probe until cancelled."""
+        await self._prober.run()
+
+    def __repr__(self) -> str:
+        return f"UpstreamControl({self.keeper!r})"
