@@ -57,6 +57,8 @@ POLICY: Final = _within(
     "name of a routing policy",
 )
 KIND: Final = closed("kind", "io prepare leader controller")
+CB_STATES: Final = "closed open half_open"
+RETRY_NUMBERS: Final = "1 2 3 4 5 6 7 8 9 10+"
 INFLIGHT_AGES: Final = "30 60 180 300 600 1200 3600 7200 14400 28800 86400 +Inf"
 MEANING_CODES: Final = (
     "invalid_request tokenizer_not_found tokenizer_input_too_large tokenization_error detokenization_error "
@@ -82,7 +84,7 @@ def build_catalog(duration_buckets: Sequence[float] = ()) -> Catalog:
             *_admission_families(),
             *_router_families(buckets_d),
             *_prepare_families(),
-            *_upstream_families(),
+            *_upstream_families(buckets_d),
             *_discovery_families(),
             *_process_families(),
         ]
@@ -260,7 +262,7 @@ def _prepare_families() -> list[Family]:
             "Encodes of the fast engine repeated by the reference.",
             closed("result", "match mismatch"),
         ),
-        _gauge(
+        _scraped(
             "mesh_tokenizer_info",
             "1 for each tokenizer loaded.",
             opened("tokenizer", 256, "name"),
@@ -269,7 +271,7 @@ def _prepare_families() -> list[Family]:
     ]
 
 
-def _upstream_families() -> list[Family]:
+def _upstream_families(buckets_d: tuple[float, ...]) -> list[Family]:
     error_type = closed("error_type", "connect connect_timeout reset timeout protocol status_5xx body")
     branch = closed("branch", "ring_hit load_balance_walk fallback_least_load no_tokens no_healthy_workers")
     return [
@@ -292,6 +294,42 @@ def _upstream_families() -> list[Family]:
             POLICY,
         ),
         _counter("mesh_worker_errors_total", "Failed attempts.", WORKER_TYPE, CONNECTION, error_type),
+        _scraped("mesh_worker_cb_state", "State of a breaker: 0 closed, 1 open, 2 half open.", WORKER),
+        _counter(
+            "mesh_worker_cb_transitions_total",
+            "Changes of state of a breaker.",
+            WORKER,
+            closed("from", CB_STATES),
+            closed("to", CB_STATES),
+        ),
+        _counter(
+            "mesh_worker_cb_outcomes_total",
+            "Exchanges with an upstream that ended, as its breaker takes them.",
+            WORKER,
+            closed("outcome", "success failure neutral"),
+        ),
+        _scraped("mesh_worker_cb_consecutive_failures", "Failures of an upstream in a row.", WORKER),
+        _scraped("mesh_worker_cb_consecutive_successes", "Successful trials of a half-open breaker.", WORKER),
+        _counter(
+            "mesh_worker_backpressure_total",
+            "Answers 429 and 503 of an upstream.",
+            WORKER,
+            closed("kind", "deranked cooldown"),
+        ),
+        _counter("mesh_worker_retries_total", "Attempts after the first.", WORKER_TYPE, ENDPOINT),
+        _counter(
+            "mesh_worker_retries_exhausted_total",
+            "Requests given up after their last attempt.",
+            WORKER_TYPE,
+            ENDPOINT,
+        ),
+        _histogram(
+            "mesh_worker_retry_backoff_seconds",
+            "Delays chosen before a retry, by its number.",
+            buckets_d,
+            closed("attempt", RETRY_NUMBERS),
+        ),
+        _counter("mesh_retry_budget_exhausted_total", "Retries not made for want of budget."),
         _counter("mesh_worker_reuse_retries_total", "Reused connections replaced by a fresh one."),
         _counter("mesh_prefix_hash_policy_branch_total", "Decisions of policy prefix_hash.", branch),
         _counter(
