@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from typing import Any, Final
 
 from meshd.admission.gate import Gate, Ticket
@@ -97,7 +98,7 @@ class Director:
         board: ProcessBoard,
         topology: Topology,
         queue_timeout_ns: int,
-        has_tokenizer: bool,
+        has_tokenizer: Callable[[], bool],
     ) -> None:
         self._loop = loop
         self._gate = gate
@@ -265,7 +266,7 @@ class Director:
             self._topology,
             self._placer.registry,
             needs_tokens=bool(self._placer.needs & NEEDS_TOKENS),
-            has_tokenizer=self._has_tokenizer,
+            has_tokenizer=self._has_tokenizer(),
         )
 
     def __repr__(self) -> str:

@@ -73,8 +73,10 @@ class MetricsRoutes:
         upstreams: Callable[[], Iterable[Upstream]],
         body_memory_bytes: int,
         pool: PoolWatch,
+        engines: Callable[[], dict[tuple[str, ...], float]] = dict,
     ) -> None:
         self._table = table
+        self._engines = engines
         self._board = board
         self._loads = loads
         self._ledger = ledger
@@ -99,6 +101,7 @@ class MetricsRoutes:
     def metrics(self) -> bytes:
         """Render everything; some 20 ms for a dozen processes, without waiting for any of them."""
         values = process_values(self._board, self._ledger) | upstream_values(self._upstreams(), self._loads)
+        values["mesh_tokenizer_info"] = self._engines()
         values["mesh_build_info"] = {(__version__,): 1}
         values["mesh_start_time_seconds"] = {(): self._start_time_s}
         values["mesh_body_memory_limit_bytes"] = {(): self._body_memory_bytes}

@@ -16,8 +16,9 @@ from meshd.routing.registry import Registry
 Answer = tuple[int, bytes, tuple[Field, ...]]
 
 _NO_STORE: Final = ((b"cache-control", b"no-store"),)
-_RELAYED: Final = {"/workers": "/workers"}
-_RELAYED_PREFIXES: Final = {"/workers/": "/workers/{id}"}
+_RELAYED: Final = {"/workers": "/workers", "/v1/tokenizers": "/v1/tokenizers"}
+_RELAYED_PREFIXES: Final = {"/workers/": "/workers/{id}", "/v1/tokenizers/": "/v1/tokenizers/{id}"}
+_PREFIXES: Final = tuple(_RELAYED_PREFIXES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +47,9 @@ class Routes:
 
     def find(self, path: str) -> Route | None:
         route = self._routes.get(path)
-        if route is None and path.startswith("/workers/"):
-            return Route(_RELAYED_PREFIXES["/workers/"], is_relayed=True)
+        if route is None and path.startswith(_PREFIXES):
+            prefix = next(each for each in _PREFIXES if path.startswith(each))
+            return Route(_RELAYED_PREFIXES[prefix], is_relayed=True)
         return route
 
     def answer(self, route: Route, method: str) -> Answer:

@@ -27,7 +27,8 @@ from meshd.prepare.chat_messages import chat_messages
 from meshd.prepare.chat_template import ChatRequest, ChatTemplate, OutputTooLong, TemplateRefusal
 from meshd.prepare.stopwatch import ENCODE, TEMPLATE, VIEW, Stopped, Stopwatch
 from meshd.prepare.tokenize import TokenizerAnswers
-from meshd.prepare.tokenizer import EncodeFailed, LoadedTokenizer, TokenizerSet
+from meshd.prepare.tokenizer import EncodeFailed, LoadedTokenizer
+from meshd.prepare.tokenizer_set import TokenizerSet
 
 NO_TEMPLATE: Final = "no_chat_template"
 """Reason reported to ``on_fallback``; those of tokenizers are in ``tokenizer_events``."""

@@ -1,6 +1,7 @@
-"""The leader's side of a prepare group: forks the workers of its seats, watches and replaces them.
+"""The leader's side of a prepare group: forks the workers of its places, watches and replaces them.
 
-A seat goes round like this; ``adopted`` is a worker that a dead leader of the same seats left behind::
+A place is one worker's, and has two seats, so that a new worker can be ready before the old one leaves. A
+seat goes round like this; ``adopted`` is a worker that another leader of the same group has left behind::
 
     vacant ──fork──> held ──death──> settled ──(at once, or after the back-off)──> vacant
     adopted ──retired, exits──┘
@@ -10,11 +11,17 @@ claimed is answered DIED on its behalf, and all I/O processes are rung. Nobody b
 only after the worker is certainly gone, so each ring still has one producer at a time. A leader killed while
 settling loses nothing: its successor goes on at the shared counters.
 
-A new leader asks adopted workers to leave when it is ready to replace them. One that runs a job may end it,
-until 5 s past the job's deadline; an idle one has 2 s. The supervisor inherits and reaps them; their seat is
-taken over when the row shows it, or after a second.
+An adopted worker is outdated, and so are all after ``renew``: what they were forked with is not in force any
+more. They are replaced one at a time, idle ones first: the successor is forked into the other seat of the
+place, and when it is ready the old worker is asked to leave. One that runs a job ends it, until 5 s past the
+job's deadline; an idle one has 2 s. So there is never a worker less, and no request waits for a fork.
+The supervisor inherits and reaps adopted workers; their seat is taken over when the row shows it, or after a
+second.
 
 Killed and replaced: a worker whose job is 5 s past its deadline, and an idle one without heartbeat for 10 s.
+
+``turn`` is all of this, once, without waiting: a leader that is busy loading calls it from a timer, so that
+its workers are looked after meanwhile.
 """
 
 from __future__ import annotations
@@ -25,7 +32,7 @@ import select
 import signal
 import traceback
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final, Protocol
 
 from meshd.control import HEARTBEAT_LIMIT_NS, BoardRow, ProcessBoard, Role, State, Topology, name_process, pin
@@ -79,8 +86,6 @@ class _Seat:
     """One prepare seat of the group."""
 
     __slots__ = (
-        "cpus",
-        "fork_at_ns",
         "gone_at_ns",
         "is_child",
         "is_killed",
@@ -89,31 +94,52 @@ class _Seat:
         "pid",
         "pidfd",
         "row",
+        "version",
     )
 
-    def __init__(self, number: int, row: BoardRow, cpus: tuple[int, ...]) -> None:
+    def __init__(self, number: int, row: BoardRow) -> None:
         self.number = number
         self.row = row
-        self.cpus = cpus
         self.pid = 0
         self.pidfd = -1
         self.is_child = False
         self.is_killed = False
-        self.fork_at_ns = 0
+        self.version = 0  # of the group when it was forked; 0: adopted
         self.kill_at_ns = 0  # asked to leave: patience ends here; 0 if not asked
         self.gone_at_ns = 0  # adopted and dead since, waits for the supervisor to reap it
 
     def __repr__(self) -> str:
-        return f"_Seat({self.number}, pid={self.pid}, child={self.is_child}, {self.row!r})"
+        return f"_Seat({self.number}, pid={self.pid}, version={self.version}, {self.row!r})"
+
+
+class _Place:
+    """Where one worker is to be: two seats, and when the next may be forked. ``died``: the last one did."""
+
+    __slots__ = ("cpus", "died", "fork_at_ns", "seats")
+
+    def __init__(self, seats: tuple[_Seat, ...], cpus: tuple[int, ...]) -> None:
+        self.seats = seats
+        self.cpus = cpus
+        self.fork_at_ns = 0
+        self.died = False
+
+    @property
+    def held(self) -> list[_Seat]:
+        return [seat for seat in self.seats if seat.pid]
+
+    @property
+    def vacant(self) -> _Seat | None:
+        return next((seat for seat in self.seats if not seat.pid), None)
 
 
 class PrepareGroup:
-    """Keeps one worker alive in each of ``seats``. Built and run by a leader: one thread, no event loop.
+    """Keeps one worker alive in each of its places. Built and run by a leader: one thread, no event loop.
 
-    ``cpus``: by position in ``seats``; missing or empty: not pinned. ``io_bells`` and ``bells``: by I/O seat
-    and by prepare seat. ``run_worker`` runs in the forked child with its seat and returns when the worker
-    has left. ``report``: event name and fields for the log. ``on_message`` gets what the supervisor says
-    beyond drain and quit. ``row``: the leader's own.
+    ``seats``: the first seat of each place. ``cpus``: by place; missing or empty: not pinned. ``io_bells``
+    and ``bells``: by I/O seat and by prepare seat. ``run_worker`` runs in the forked child with its seat and
+    returns when the worker has left. ``report``: event name and fields for the log. ``on_message`` gets what
+    the supervisor says beyond drain, quit and hand_over. ``row``: the leader's own. ``on_renewed``: called
+    each time that all workers are ready and none is outdated, before the supervisor hears of it.
     """
 
     def __init__(
@@ -131,11 +157,13 @@ class PrepareGroup:
         report: Callable[..., None],
         on_message: Callable[[dict[str, object]], None],
         clock: Callable[[], int],
+        on_renewed: Callable[[], None] = lambda: None,
     ) -> None:
         self._layout: RingsLayout = open_layout(rings, topology.io_seats, topology.prepare_seats)
         self._rings = rings
         self._row = row
         self._on_message = on_message
+        self._on_renewed = on_renewed
         self._turn_ns = self._awake_since_ns = clock()
         self._io_bells = io_bells
         self._bells = bells
@@ -145,50 +173,74 @@ class PrepareGroup:
         self._clock = clock
         self._backoff = Backoff()
         self._poller = select.epoll()
+        self._poller.register(link.fileno(), select.EPOLLIN)
+        self._version = 0  # 0: nothing to fork with yet
+        self._is_renewed = False
         self._is_ready = False
+        self._has_handed_over = False
         self._drain_until_ns = 0
-        self._seats = [
-            _Seat(number, board.row(topology.board_prepare(number)), cpus[place] if place < len(cpus) else ())
-            for place, number in enumerate(seats)
+        spare = topology.prepare_workers
+        self._places = [
+            _Place(
+                tuple(
+                    _Seat(each, board.row(topology.board_prepare(each))) for each in (number, number + spare)
+                ),
+                cpus[position] if position < len(cpus) else (),
+            )
+            for position, number in enumerate(seats)
         ]
+        self._seats = [seat for place in self._places for seat in place.seats]
 
     def adopt(self) -> None:
-        """Find what a dead leader left in these seats. Call it first: jobs of workers that died may wait."""
-        for seat in self._seats:
-            pid = seat.row.pid
-            pidfd = _open_worker(pid, seat.number) if pid else None
-            if pidfd is not None:
-                seat.pid, seat.pidfd = pid, pidfd
-                self._poller.register(pidfd, select.EPOLLIN)
-            else:
-                self._settle(seat)
+        """Find what another leader left in these seats. Call it first: jobs of workers that died may wait."""
+        for place in self._places:
+            for seat in place.seats:
+                pid = seat.row.pid
+                pidfd = _open_worker(pid, seat.number) if pid else None
+                if pidfd is not None:
+                    seat.pid, seat.pidfd = pid, pidfd
+                    self._poller.register(pidfd, select.EPOLLIN)
+                else:
+                    place.died |= pid != 0
+                    self._settle(seat)
 
-    def run(self) -> None:
-        """Fork, watch, replace, until the supervisor says drain or quit or is gone."""
-        now_ns = self._clock()
-        self._poller.register(self._link.fileno(), select.EPOLLIN)
-        for seat in self._seats:
-            if seat.pid:
-                self._ask_to_leave(seat, now_ns, _IDLE_LEAVE_NS)
-        while not (self._drain_until_ns and all(seat.pid == 0 for seat in self._seats)):
-            now_ns = self._start_turn()
+    def renew(self) -> None:
+        """Fork workers from now on, and replace those that were forked before."""
+        self._version += 1
+        self._is_renewed = False
+
+    def run(self, between_turns: Callable[[], None] = lambda: None) -> None:
+        """Fork, watch, replace, until ``is_over``. ``between_turns`` may take long if it calls ``turn``."""
+        while not self.is_over:
+            self.turn(_WATCH_MS if self._is_renewed and not self._is_anyone_leaving() else _START_MS)
+            between_turns()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the supervisor has said drain or quit, or is gone, and all workers have left.
+
+        Or another leader has their workers now.
+        """
+        return self._has_handed_over or (self._drain_until_ns != 0 and not any(s.pid for s in self._seats))
+
+    def turn(self, timeout_ms: int = 0) -> None:
+        """Do what is due, then wait for something to happen, ``timeout_ms`` at most, and take note of it."""
+        now_ns = self._start_turn()
+        if self._version and not self._drain_until_ns:
             self._fill_vacant(now_ns)
-            self._say_ready()
-            is_busy = not self._is_ready or any(seat.kill_at_ns or seat.gone_at_ns for seat in self._seats)
-            timeout_ms = _START_MS if is_busy else _WATCH_MS
-            ended = {fd for fd, _ in self._poller.poll(timeout_ms / 1000)}
-            now_ns = self._clock()
-            if self._link.fileno() in ended:
-                self._hear(now_ns)
-            for seat in self._seats:
-                if seat.pidfd in ended:
-                    self._on_exit(seat, now_ns)
-                elif seat.gone_at_ns and (
-                    seat.row.pid != seat.pid or now_ns - seat.gone_at_ns > _REAP_WAIT_NS
-                ):
-                    self._vacate(seat, now_ns, 0)
-                elif seat.pidfd >= 0:
-                    self._watch(seat, now_ns)
+            self._renew_next(now_ns)
+            self._note_renewed()
+        ended = {fd for fd, _ in self._poller.poll(timeout_ms / 1000)}
+        now_ns = self._clock()
+        if self._link.fileno() in ended:
+            self._hear(now_ns)
+        for seat, place in self._held():
+            if seat.pidfd in ended:
+                self._on_exit(seat, place, now_ns)
+            elif seat.gone_at_ns and (seat.row.pid != seat.pid or now_ns - seat.gone_at_ns > _REAP_WAIT_NS):
+                self._vacate(seat, place, now_ns, 0)
+            elif seat.pidfd >= 0:
+                self._watch(seat, now_ns)
 
     def _start_turn(self) -> int:
         now_ns = self._clock()
@@ -198,14 +250,57 @@ class PrepareGroup:
         self._row.beat(now_ns)
         return now_ns
 
+    def _held(self) -> Iterator[tuple[_Seat, _Place]]:
+        return ((seat, place) for place in self._places for seat in place.held)
+
+    def _is_anyone_leaving(self) -> bool:
+        return any(seat.kill_at_ns or seat.gone_at_ns for seat in self._seats)
+
     # --- life ---
 
     def _fill_vacant(self, now_ns: int) -> None:
-        for seat in self._seats:
-            if seat.pid == 0 and now_ns >= seat.fork_at_ns and not self._drain_until_ns:
-                self._fork(seat, now_ns)
+        for place in self._places:
+            if not place.held and now_ns >= place.fork_at_ns:
+                self._fork(place, place.seats[0], now_ns)
 
-    def _fork(self, seat: _Seat, now_ns: int) -> None:
+    def _renew_next(self, now_ns: int) -> None:
+        """Go on with the place that is being renewed, or begin the next, if any."""
+        if self._is_renewed:
+            return
+        begun: list[_Place] = []
+        outdated: list[_Place] = []
+        for place in self._places:
+            old = [seat for seat in place.held if seat.version != self._version]
+            if old:
+                (begun if len(place.held) > 1 or old[0].kill_at_ns else outdated).append(place)
+        if begun:
+            self._make_room(begun[0], now_ns)
+        elif outdated:
+            place = min(outdated, key=lambda each: each.held[0].row.busy)
+            vacant = place.vacant
+            if vacant is not None and now_ns >= place.fork_at_ns:
+                self._fork(place, vacant, now_ns)
+
+    def _make_room(self, place: _Place, now_ns: int) -> None:
+        """Ask the old worker to leave once the new one is ready. Of two old ones, the first goes at once."""
+        old = [seat for seat in place.held if seat.version != self._version]
+        new = [seat for seat in place.held if seat.version == self._version]
+        if not any(seat.kill_at_ns for seat in old) and (not new or new[0].row.state is State.READY):
+            self._ask_to_leave(old[0], now_ns, _IDLE_LEAVE_NS)
+
+    def _note_renewed(self) -> None:
+        if self._is_renewed:
+            return
+        held = [seat for seat, _ in self._held()]
+        is_current = all(seat.version == self._version and seat.row.state is State.READY for seat in held)
+        if is_current and len(held) == len(self._places):
+            self._is_renewed = True
+            self._on_renewed()
+            if not self._is_ready:
+                self._is_ready = True
+                self._link.ready()
+
+    def _fork(self, place: _Place, seat: _Seat, now_ns: int) -> None:
         if len(os.listdir("/proc/self/task")) != 1:
             raise RuntimeError("a leader must not have threads when it forks")
         self._rings.words[self._layout.retire_word(seat.number)] = 0
@@ -213,17 +308,19 @@ class PrepareGroup:
         try:
             pid = os.fork()
         except OSError as error:  # a limit on processes or memory: no worker is better than no leader
-            seat.fork_at_ns = now_ns + max(self._backoff.died(now_ns), _SECOND)
+            place.fork_at_ns = now_ns + max(self._backoff.died(now_ns), _SECOND)
             self._report("prepare_worker_not_forked", seat=seat.number, error=str(error))
             return
         if pid == 0:
-            self._become_worker(seat, leader_pid)
-        seat.pid, seat.is_child, seat.kill_at_ns = pid, True, 0
+            self._become_worker(seat, place, leader_pid)
+        seat.pid, seat.is_child, seat.kill_at_ns, seat.version = pid, True, 0, self._version
         seat.pidfd = os.pidfd_open(pid)
-        seat.row.open(Role.PREPARE, seat.number, pid, ",".join(map(str, seat.cpus)), leader_pid)
+        cpus = ",".join(map(str, place.cpus))
+        seat.row.open(Role.PREPARE, seat.number, pid, cpus, leader_pid, is_restart=place.died)
+        place.died = False
         self._poller.register(seat.pidfd, select.EPOLLIN)
 
-    def _become_worker(self, seat: _Seat, leader_pid: int) -> None:
+    def _become_worker(self, seat: _Seat, place: _Place, leader_pid: int) -> None:
         """Never returns. The link is closed first: kept open, it would hide the leader's death."""
         code = 1
         try:
@@ -233,7 +330,7 @@ class PrepareGroup:
                 if other.pidfd >= 0:
                     os.close(other.pidfd)
             name_process(Role.PREPARE, seat.number)
-            pin(seat.cpus)
+            pin(place.cpus)
             if _wait_for_row(seat.row, leader_pid):
                 self._run_worker(seat.number)
                 code = 0
@@ -242,7 +339,7 @@ class PrepareGroup:
         finally:
             os._exit(code)
 
-    def _on_exit(self, seat: _Seat, now_ns: int) -> None:
+    def _on_exit(self, seat: _Seat, place: _Place, now_ns: int) -> None:
         self._poller.unregister(seat.pidfd)
         os.close(seat.pidfd)
         seat.pidfd = -1
@@ -252,16 +349,17 @@ class PrepareGroup:
         _, status = os.waitpid(seat.pid, 0)
         is_orderly = status == 0 and seat.kill_at_ns != 0
         if not is_orderly:
+            place.died = True
             code = os.waitstatus_to_exitcode(status)
             self._report("prepare_worker_died", seat=seat.number, pid=seat.pid, exit=code)
-        self._vacate(seat, now_ns, 0 if is_orderly else self._backoff.died(now_ns))
+        self._vacate(seat, place, now_ns, 0 if is_orderly else self._backoff.died(now_ns))
 
-    def _vacate(self, seat: _Seat, now_ns: int, delay_ns: int) -> None:
+    def _vacate(self, seat: _Seat, place: _Place, now_ns: int, delay_ns: int) -> None:
         if seat.row.pid == seat.pid:
             seat.row.close()
         seat.pid = seat.gone_at_ns = seat.kill_at_ns = 0
         seat.is_child = seat.is_killed = False
-        seat.fork_at_ns = now_ns + delay_ns
+        place.fork_at_ns = now_ns + delay_ns
         self._settle(seat)
 
     def _settle(self, seat: _Seat) -> None:
@@ -280,6 +378,8 @@ class PrepareGroup:
         deadline_ns = row.job_deadline_ns
         if deadline_ns:
             is_hung = now_ns > deadline_ns + _OVERTIME_NS
+            if seat.kill_at_ns:  # its time to leave starts when the job has ended
+                seat.kill_at_ns = max(seat.kill_at_ns, now_ns + _IDLE_LEAVE_NS)
         else:
             # The silence of a worker that was frozen together with us is held against nobody.
             is_hung = now_ns > max(row.heartbeat_ns, self._awake_since_ns) + HEARTBEAT_LIMIT_NS
@@ -296,17 +396,14 @@ class PrepareGroup:
         self._rings.words[self._layout.retire_word(seat.number)] = seat.pid
         os.eventfd_write(self._bells[seat.number], 1)
 
-    def _say_ready(self) -> None:
-        if not self._is_ready and all(s.is_child and s.row.state is State.READY for s in self._seats):
-            self._is_ready = True
-            self._link.ready()
-
     def _hear(self, now_ns: int) -> None:
         for message in self._link.recv():
             if message.get("t") == "quit":
                 self._drain(now_ns, _QUIT_NS)
             elif message.get("t") == "drain":
                 self._drain(now_ns, _OVERTIME_NS)
+            elif message.get("t") == "hand_over":
+                self._has_handed_over = True
             else:
                 self._on_message(message)
         if self._link.is_closed:

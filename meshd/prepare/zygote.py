@@ -1,4 +1,4 @@
-"""The leader of a prepare group: loads the tokenizer, freezes the heap, forks workers that share both.
+"""The leader of a prepare group: loads the tokenizers, freezes the heap, forks workers that share both.
 
 ``python -m meshd.prepare.zygote --manifest-fd N``, started by the supervisor.
 
@@ -6,16 +6,24 @@ The leader stays single-threaded and runs no job. Engines are imported only afte
 been switched off in the environment, whatever it said before: a pool that exists at a fork hangs the child.
 ``gc.freeze`` moves what was loaded out of the collector's sight, so that its passes in the workers do not
 write to, and thereby copy, the shared pages.
+
+A load takes seconds, a proof or a download minutes, and nothing may run beside it in a thread. So an interval
+timer interrupts it some times a second, between two steps of the interpreter, for one turn of the group:
+the leader beats, hears the supervisor, and replaces workers that die while it loads. A single call into an
+engine is not interrupted; the longest, reading a large file, takes a few seconds.
 """
 
 from __future__ import annotations
 
-import gc
+import ctypes
 import os
+import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from random import Random
 from typing import TYPE_CHECKING, Any, Final
 
 from meshd.api.endpoints import endpoint_by_number
@@ -35,12 +43,15 @@ from meshd.prepare.layout import (
     RINGS_VERSION,
     Descriptor,
 )
+from meshd.prepare.tokenizer_board import Copy, TokenizerBoard
+from meshd.prepare.tokenizer_set import DEFAULT_NAME
 from meshd.prepare.worker import PrepareWorker, RunJob
 from meshd.slab import SLAB_KIND
 
 if TYPE_CHECKING:
     from meshd.prepare.build import ViewBuilder
-    from meshd.prepare.tokenizer import TokenizerSet
+    from meshd.prepare.tokenizer import LoadedTokenizer
+    from meshd.prepare.tokenizer_copies import TokenizerCopies
 
 _NO_POOLS: Final = {
     "TOKENIZERS_PARALLELISM": "false",
@@ -51,7 +62,9 @@ _NO_POOLS: Final = {
     "MKL_NUM_THREADS": "1",
     "TOKENIZERS_LOG": "warning",
     "RUST_LOG": "warn",
+    "HF_HUB_DISABLE_PROGRESS_BARS": "1",
 }
+_MEANWHILE_S: Final = 0.05  # between two turns of the group while a load goes on
 
 
 class Leader:
@@ -69,7 +82,10 @@ class Leader:
         self._catalog = build_catalog(settings.prometheus_duration_buckets)
         self._io_bells = [fds[f"bell_io{seat}"] for seat in range(topology.io_seats)]
         self._bells = [fds[f"bell_prepare{seat}"] for seat in range(topology.prepare_seats)]
-        self._tokenizers: TokenizerSet | None = None
+        self._tokenizers = TokenizerBoard.attach(fds["tokenizers"])
+        self._link = ChildLink.open(manifest, self._board)
+        self._load_until_s = 0.0  # of the load that goes on
+        self._copies = self._make_copies()
         self._group = PrepareGroup(
             topology,
             topology.groups[manifest.index],
@@ -79,53 +95,112 @@ class Leader:
             self._board.row(manifest.seat),
             self._io_bells,
             self._bells,
-            ChildLink.open(manifest, self._board),
+            self._link,
             self._run_worker,
             self._log.warning,
             self._on_message,
             time.monotonic_ns,
+            self._copies.note_in_force,
         )
 
     def run(self) -> None:
         """Live until the supervisor says so. Raises ``StartupError`` if the tokenizer cannot be loaded."""
-        self._group.adopt()
-        self._tokenizers = self._load_tokenizers()
-        gc.collect()
-        gc.freeze()
-        self._group.run()
+        takes_over = self._manifest.takes_over
+        if not takes_over:
+            self._group.adopt()
+        with self._looking_after_workers():
+            while not self._copies.is_told:  # the controller starts when we do
+                time.sleep(_MEANWHILE_S)
+            while self._copies.follow():
+                pass
+        if takes_over:
+            if not self._link.wait_to_take_over():
+                return
+            self._group.adopt()
+        self._group.renew()
+        self._group.run(self._follow)
 
-    def _load_tokenizers(self) -> TokenizerSet | None:
-        from meshd.prepare.tokenizer import LoadFailed, TokenizerSet, load_tokenizer
+    def _follow(self) -> None:
+        """Do what the board of tokenizers says, with the workers looked after meanwhile."""
+        if self._copies.is_behind and not self._group.is_over:
+            with self._looking_after_workers():
+                has_changed = self._copies.follow()
+            if has_changed:
+                self._group.renew()
 
-        settings = self._settings
-        path = settings.tokenizer_path or settings.model_path
-        if not path:
-            return None
+    def _make_copies(self) -> TokenizerCopies:
+        # What belongs to every worker, imported before the first fork: it is shared, and a fork is quick.
+        import meshd.prepare.build  # noqa: F401
+        from meshd.prepare.tokenizer_copies import TokenizerCopies
+
+        first_seat = self._manifest.topology.board_leader(0)
+        return TokenizerCopies(
+            self._tokenizers,
+            self._manifest.seat - first_seat,
+            os.getpid(),
+            self._load,
+            time.sleep,
+            time.monotonic,
+            self._log,
+            must=DEFAULT_NAME if self._settings.tokenizer_path else "",
+            on_freed=_trim_heap,
+        )
+
+    def _load(self, copy: Copy, timeout_s: float) -> LoadedTokenizer:
+        from meshd.prepare.hub import SourceNotFound, find_source
+        from meshd.prepare.tokenizer import LoadFailed, load_tokenizer
+
+        self._load_until_s = time.monotonic() + timeout_s
         try:
-            loaded = load_tokenizer(path, settings.tokenizer_engine, settings.chat_template or None)
-        except LoadFailed as error:
-            raise StartupError(f"the tokenizer at {path} cannot be loaded: {error}") from error
-        if loaded.warning:
-            self._log.warning("tokenizer_engine", message=loaded.warning)
-        self._log.info("tokenizer_loaded", engine=loaded.engine, path=path)
-        if self._manifest.index == 0:  # every group has loaded it, and their gauges would add up
-            row = MetricRow(self._metrics, self._manifest.seat, self._catalog)
-            row.gauge("mesh_tokenizer_info", tokenizer="default", engine=loaded.engine).set(1)
-        return TokenizerSet({"default": loaded})
+            path = find_source(copy.source, timeout_s)
+            template = self._settings.chat_template or copy.chat_template_path
+            return load_tokenizer(path, self._settings.tokenizer_engine, template or None)
+        except (SourceNotFound, _LoadTookTooLong) as error:
+            raise LoadFailed(str(error)) from error
+        finally:
+            self._load_until_s = 0.0
+
+    @contextmanager
+    def _looking_after_workers(self) -> Iterator[None]:
+        """Take turns of the group while the block runs; leave the process if one of them ends the group."""
+
+        def interrupt(number: int, frame: object) -> None:
+            self._group.turn()
+            if self._group.is_over:
+                raise SystemExit(0)
+            signal.setitimer(signal.ITIMER_REAL, _MEANWHILE_S)  # one at a time, however long it took
+            until_s = self._load_until_s
+            if until_s and time.monotonic() > until_s:
+                self._load_until_s = 0.0
+                raise _LoadTookTooLong("it took too long")
+
+        signal.signal(signal.SIGALRM, interrupt)
+        signal.setitimer(signal.ITIMER_REAL, _MEANWHILE_S)
+        try:
+            yield
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, signal.SIG_IGN)
 
     def _run_worker(self, seat: int) -> None:
         """The life of a forked worker."""
         from meshd.prepare.build import ViewBuilder
+        from meshd.prepare.conversation_cache import ConversationCache
+        from meshd.prepare.crosscheck import CrossCheck
+        from meshd.prepare.tokenizer import WorkerTools
+        from meshd.prepare.tokenizer_events import CountedEvents
 
         manifest, settings = self._manifest, self._settings
         log = self._open_log(f"prep{seat}")
         row = MetricRow(self._metrics, manifest.topology.board_prepare(seat), self._catalog)
+        events = CountedEvents(row, log.error)
+        crosscheck = CrossCheck(settings.tokenizer_crosscheck_ratio, Random().random)
         builder = ViewBuilder(
-            self._tokenizers,
+            self._copies.tokenizer_set(WorkerTools(events, ConversationCache(), crosscheck)),
             settings.prefix_token_count,
             settings.prepare_max_tokenize_bytes,
             clock=time.monotonic_ns,
-            on_fallback=lambda reason: row.counter("mesh_prepare_fallbacks_total", reason=reason).inc(),
+            on_fallback=events.fallback,
         )
         worker = PrepareWorker(
             manifest.topology,
@@ -148,6 +223,15 @@ class Leader:
     def _open_log(self, name: str) -> Log:
         settings = self._settings
         return Log(name, settings.log_level, settings.json_log, log_dir=settings.log_dir)
+
+
+class _LoadTookTooLong(Exception):
+    """Raised in the middle of a load when its time is up."""
+
+
+def _trim_heap() -> None:
+    """Give freed memory back to the system, which the allocator would keep for later."""
+    ctypes.CDLL(None).malloc_trim(0)
 
 
 def job_runner(builder: ViewBuilder) -> RunJob:

@@ -62,12 +62,13 @@ def test_next_owner_continues_counters_and_histograms_and_zeroes_gauges() -> Non
         row.counter("mesh_http_requests_total", path="/generate", method="POST").inc()
         row.buffered_histogram("mesh_admission_wait_seconds").observe(0.5)
         row.flush()
-        row.gauge("mesh_tokenizer_info", tokenizer="m1", engine="tokenizers").add(1)
+        connection = {"worker_type": "regular", "connection_mode": "http"}
+        row.gauge("mesh_worker_connections_active", **connection).add(1)
         row.gauge("mesh_admission_waiting").add(1)
     totals = MetricTable(segment, 1, catalog).sum_rows({0})
     assert totals.value("mesh_http_requests_total", "/generate", "POST") == 2
     assert sum(totals.series["mesh_admission_wait_seconds"][()][:-1]) == 2
-    assert totals.value("mesh_tokenizer_info", "m1", "tokenizers") == 1
+    assert totals.value("mesh_worker_connections_active", "regular", "http") == 1
     assert totals.value("mesh_admission_waiting") == 1
 
 

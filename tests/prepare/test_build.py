@@ -11,7 +11,8 @@ from meshd.api.view import NEEDS_RANK_FREE, NEEDS_TEXT, NEEDS_TOKENS, StageTimes
 from meshd.errors import MeshError
 from meshd.prepare.build import Stopped, ViewBuilder
 from meshd.prepare.chat_template import ChatTemplate
-from meshd.prepare.tokenizer import LoadedTokenizer, TokenizerSet
+from meshd.prepare.tokenizer import LoadedTokenizer
+from meshd.prepare.tokenizer_set import TokenizerSet
 
 BY_NAME = {e.name: e for e in ENDPOINTS}
 TEMPLATE = (

@@ -16,7 +16,6 @@ from meshd.prepare.tokenizer import (
     EncodeFailed,
     LoadedTokenizer,
     LoadFailed,
-    TokenizerSet,
     WorkerTools,
     load_tokenizer,
 )
@@ -108,26 +107,6 @@ def test_an_interrupt_is_no_engine_failure():
     for loaded in (LoadedTokenizer(by_bytes, interrupted), LoadedTokenizer(interrupted)):
         with pytest.raises(KeyboardInterrupt):
             loaded.encode("ab")
-
-
-# --- look-up ---
-
-
-def test_the_entry_of_the_model_wins_over_the_default():
-    own, default = LoadedTokenizer(by_bytes), LoadedTokenizer(by_bytes)
-    entries = TokenizerSet({"m1": own, "default": default})
-    assert entries.find("m1") is own
-    assert entries.find("m2") is default
-    assert entries.find("") is default
-    assert entries.find("unknown") is default
-
-
-def test_without_a_default_only_a_request_without_model_takes_the_only_entry():
-    own = LoadedTokenizer(by_bytes)
-    assert TokenizerSet({"m1": own}).find("") is own
-    assert TokenizerSet({"m1": own}).find("m2") is None
-    assert TokenizerSet({"m1": own, "m2": own}).find("unknown") is None
-    assert TokenizerSet({}).find("") is None
 
 
 # --- loading ---

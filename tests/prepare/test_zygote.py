@@ -24,6 +24,7 @@ from meshd.metrics import layout as metric_cells
 from meshd.prepare.codec import HEAD_BYTES, decode_result
 from meshd.prepare.layout import OUTCOME_REFUSED, OUTCOME_SKIPPED, OUTCOME_VIEW, Descriptor, job_word
 from meshd.prepare.stopwatch import Stopped, Stopwatch
+from meshd.prepare.tokenizer_board import Copy, Desired, Entry, TokenizerBoard
 from meshd.prepare.zygote import job_runner
 
 MakePool = Callable[..., Any]
@@ -35,10 +36,15 @@ class Started:
 
     def __init__(self, pool: Any, **settings: Any) -> None:
         topology = pool.topology
+        path = settings.get("tokenizer_path", "")
         self.link, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         fds = {"board": pool.board.segment.fd, "rings": pool.rings.fd, "link": theirs.fileno()}
         self._metrics = Segment.create("metrics", metric_cells.segment_size(topology.metric_rows))
         fds["metrics"] = self._metrics.fd
+        self._tokenizers = TokenizerBoard.create(2 * len(topology.groups))
+        fds["tokenizers"] = self._tokenizers.fd
+        entry = Entry("id", "default", path, Copy(1, path)) if path else None
+        TokenizerBoard(self._tokenizers).publish(Desired((entry,) if entry else (), 1))
         fds |= {f"slab{seat}": slab.fd for seat, slab in enumerate(pool.slabs)}
         fds |= {f"bell_io{seat}": bell for seat, bell in enumerate(pool.io_bells)}
         fds |= {f"bell_prepare{seat}": bell for seat, bell in enumerate(pool.bells)}

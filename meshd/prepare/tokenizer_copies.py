@@ -1,0 +1,182 @@
+"""The copies of tokenizers that one leader holds, kept as the tokenizer board wants them.
+
+A leader loads every copy that an entry names, the current one and the next; what serves is decided on the
+board. ``follow`` does what has changed there, ``tokenizer_set`` is what a worker forked now gets. Each step
+is reported on the board at once, so the controller sees a load that is going on.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any, Final
+
+from meshd.errors import StartupError
+from meshd.log import Log
+from meshd.prepare.tokenizer import LoadedTokenizer, LoadFailed, WorkerTools
+from meshd.prepare.tokenizer_board import Copy, Desired, Entry, Loaded, Report, TokenizerBoard
+from meshd.prepare.tokenizer_events import NoEvents
+from meshd.prepare.tokenizer_set import TokenizerSet
+
+TRIES: Final = 3
+PAUSE_S: Final = 2.0
+LIMIT_S: Final = 300.0
+
+Load = Callable[[Copy, float], LoadedTokenizer]
+"""Loads one copy within so many seconds; raises ``LoadFailed``."""
+
+
+class TokenizerCopies:
+    """All copies of one leader. ``leader``: its area on the board; ``pid``: its own.
+
+    ``load`` may run for minutes; ``pause`` sleeps so many seconds. ``must``: name of the entry without whose
+    current copy no leader is to start, empty for none. ``on_freed``: called when copies were dropped, to give
+    their memory back to the system.
+    """
+
+    def __init__(
+        self,
+        board: TokenizerBoard,
+        leader: int,
+        pid: int,
+        load: Load,
+        pause: Callable[[float], None],
+        clock: Callable[[], float],
+        log: Log,
+        must: str = "",
+        on_freed: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._board = board
+        self._leader = leader
+        self._load = load
+        self._pause = pause
+        self._clock = clock
+        self._log = log
+        self._must = must
+        self._on_freed = on_freed
+        self._seen = 0
+        self._copies: dict[int, LoadedTokenizer] = {}
+        self._serving: dict[str, int] = {}
+        self._report = Report(pid)
+
+    @property
+    def is_told(self) -> bool:
+        """Whether the board names what to load."""
+        return self._board.generation() > 0
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether the board says something that ``follow`` has not done; one load."""
+        return self._board.generation() != self._seen
+
+    def follow(self) -> bool:
+        """Do what the board says until workers forked from now on would get another set; say whether they do.
+
+        Loads one copy after the other, and returns as soon as one more serves: call it again for the rest.
+        Free while nothing changes on the board. Raises ``StartupError`` if the entry that must be there
+        cannot be loaded.
+        """
+        while (generation := self._board.generation()) != self._seen:
+            desired = self._board.desired()
+            wanted = _copies_of(desired)
+            self._drop_all_but(wanted)
+            serving = {
+                entry.name: entry.current.serial
+                for entry in desired.entries
+                if entry.current is not None and entry.current.serial in self._copies
+            }
+            if serving != self._serving:
+                self._serving = serving
+                self._freeze()
+                return True
+            missing = next((c for serial, c in wanted.items() if serial not in self._report.copies), None)
+            if missing is None:
+                self._seen = generation
+            else:
+                self._take(missing, desired)
+        return False
+
+    def tokenizer_set(self, tools: WorkerTools | None = None) -> TokenizerSet:
+        """Return the set of a worker that is forked now; ``tools``: its own."""
+        tools = tools or WorkerTools(NoEvents())
+        held = {name: serial for name, serial in self._serving.items() if serial in self._copies}
+        entries = {
+            name: self._copies[serial].for_worker(tools, self._board.engine_switch(serial))
+            for name, serial in held.items()
+        }
+        return TokenizerSet(entries, held, self._board)
+
+    def note_in_force(self) -> None:
+        """Report that every worker has the set that ``tokenizer_set`` returns, and none an older one."""
+        self._tell(replace(self._report, in_force=frozenset(self._serving.values())))
+
+    def _take(self, copy: Copy, desired: Desired) -> None:
+        name = _name_of(copy, desired)
+        self._tell(self._report.with_copy(copy.serial, Loaded("loading")))
+        loaded, reason = self._try(copy)
+        if loaded is None:
+            self._tell(self._report.with_copy(copy.serial, Loaded("failed", message=reason)))
+            self._log.error("tokenizer_failed", name=name, path=copy.source, message=reason)
+            is_serving = any(copy == entry.current for entry in desired.entries)
+            if name == self._must and is_serving and not self._report.in_force:
+                raise StartupError(f"the tokenizer at {copy.source} cannot be loaded: {reason}")
+            return
+        self._copies[copy.serial] = loaded
+        if loaded.warning:
+            self._log.warning("tokenizer_engine", name=name, message=loaded.warning)
+        self._log.info("tokenizer_loaded", name=name, engine=loaded.engine, path=copy.source)
+        told = Loaded("loaded", loaded.engine, loaded.vocab_size)
+        self._tell(self._report.with_copy(copy.serial, told))
+
+    def _try(self, copy: Copy) -> tuple[LoadedTokenizer | None, str]:
+        end = self._clock() + LIMIT_S
+        reason = ""
+        for tried in range(TRIES):
+            if tried:
+                self._pause(PAUSE_S)
+            left_s = end - self._clock()
+            if left_s <= 0:
+                return None, f"it was not loaded within {LIMIT_S:.0f} s: {reason}"
+            try:
+                return self._load(copy, left_s), ""
+            except LoadFailed as error:
+                reason = str(error)
+        return None, reason
+
+    def _drop_all_but(self, wanted: Mapping[int, Any]) -> None:
+        gone = [serial for serial in self._report.copies if serial not in wanted]
+        if not gone:
+            return
+        for serial in gone:
+            self._copies.pop(serial, None)
+        kept = {serial: loaded for serial, loaded in self._report.copies.items() if serial in wanted}
+        self._tell(replace(self._report, copies=kept, in_force=self._report.in_force & wanted.keys()))
+
+    def _tell(self, report: Report) -> None:
+        self._report = report
+        self._board.report(self._leader, report)
+
+    def _freeze(self) -> None:
+        """Keep the collector of the workers off what they share; what is garbage now goes first."""
+        gc.unfreeze()
+        gc.collect()
+        self._on_freed()
+        gc.freeze()
+
+    def __repr__(self) -> str:
+        return f"TokenizerCopies({self._serving}, {sorted(self._copies)})"
+
+
+def _copies_of(desired: Desired) -> dict[int, Copy]:
+    """Return the copies to hold by serial, those that serve before those that are to."""
+    current = [entry.current for entry in desired.entries]
+    following = [entry.next for entry in desired.entries]
+    return {copy.serial: copy for copy in (*current, *following) if copy is not None}
+
+
+def _name_of(copy: Copy, desired: Desired) -> str:
+    def has(entry: Entry) -> bool:
+        return copy in (entry.current, entry.next)
+
+    return next((entry.name for entry in desired.entries if has(entry)), "")
