@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import select
 import signal
@@ -16,9 +17,9 @@ from typing import Any
 import pytest
 
 from meshd.api.view import NEEDS_TOKENS, RoutingView, StageTimes
-from meshd.control import ChildLink, ProcessBoard, Role, State, Topology
+from meshd.control import BoardRow, ChildLink, ProcessBoard, Role, State, Topology, send_message
 from meshd.memory import Segment
-from meshd.prepare.client import Job, PrepareClient, Result
+from meshd.prepare.client import Job, PrepareClient, PrepareMetrics, Result
 from meshd.prepare.codec import encode_refusal, encode_view
 from meshd.prepare.group import PrepareGroup
 from meshd.prepare.layout import (
@@ -94,7 +95,14 @@ class RecordingMetrics:
 class FrontDoor:
     """One I/O process: its client and what came of its jobs, in order."""
 
-    def __init__(self, pool: Pool, seat: int, clock: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        pool: Pool,
+        seat: int,
+        clock: Callable[[], int],
+        lost_jobs: int = 0,
+        metrics: PrepareMetrics | None = None,
+    ) -> None:
         self.pool = pool
         self.seat = seat
         self.bell = pool.io_bells[seat]
@@ -108,9 +116,10 @@ class FrontDoor:
             pool.board,
             self.slab,
             pool.bells,
-            self.metrics,
+            self.metrics if metrics is None else metrics,
             pool.settings,
             clock,
+            lost_jobs,
         )
         self.endpoint_number, self.needs = ENDPOINT, NEEDS_TOKENS
         self.results: dict[Job, Result] = {}
@@ -228,6 +237,8 @@ def play(
     if kind == "gate":
         os.eventfd_write(started, 1)
         os.eventfd_read(gate)
+    if kind == "slow":
+        time.sleep(float(text))
     if kind == "die" or (kind == "die-once" and descriptor.attempt == 0):
         os.kill(os.getpid(), signal.SIGKILL)
     if kind == "raise":
@@ -262,8 +273,8 @@ class Pool:
     def clock(self) -> int:
         return self.time[0]
 
-    def door(self, seat: int = 0, is_real_time: bool = False) -> FrontDoor:
-        return FrontDoor(self, seat, time.monotonic_ns if is_real_time else self.clock)
+    def door(self, seat: int = 0, is_real_time: bool = False, lost_jobs: int = 0) -> FrontDoor:
+        return FrontDoor(self, seat, time.monotonic_ns if is_real_time else self.clock, lost_jobs)
 
     def hand_workers(self, io_seat: int = 0) -> list[HandWorker]:
         return [HandWorker(self, seat, io_seat).go_live() for seat in range(self.workers)]
@@ -287,8 +298,7 @@ class Pool:
         theirs.close()
         self.links.append(ours)
         self.leaders.append(pid)
-        assert select.select([ours], [], [], 30)[0], "the leader did not become ready"
-        assert b"ready" in ours.recv(1000)
+        assert self.hear() == {"t": "renewed"} and self.hear() == {"t": "ready"}
         return pid
 
     def _lead(self, link: ChildLink, supervisor_pid: int) -> None:
@@ -318,14 +328,33 @@ class Pool:
             link,
             run_worker,
             lambda event, **fields: None,
-            lambda message: None,
+            lambda message: group.renew() if message["t"] == "renew" else None,
             time.monotonic_ns,
+            lambda: link.send({"t": "renewed"}),
         )
         group.adopt()
+        group.renew()
         group.run()
 
+    def tell(self, message: dict[str, str]) -> None:
+        """Say something to the leader that was started last; ``renew``: its workers are outdated."""
+        send_message(self.links[-1], message)
+
+    def hear(self) -> dict[str, object]:
+        """Return what that leader says next; ``renewed``: all its workers are ready and none outdated."""
+        assert select.select([self.links[-1]], [], [], 30)[0], "the leader is silent"
+        message: dict[str, object] = json.loads(self.links[-1].recv(1000))
+        return message
+
+    def rows(self) -> list[BoardRow]:
+        """The rows of all prepare seats."""
+        return [self.board.row(self.topology.board_prepare(n)) for n in range(self.topology.prepare_seats)]
+
     def worker_pids(self) -> list[int]:
-        return [self.board.row(self.topology.board_prepare(seat)).pid for seat in range(self.workers)]
+        """By place: the worker that was forked last, 0 for none."""
+        rows = self.rows()
+        pairs = zip(rows[: self.workers], rows[self.workers :], strict=True)
+        return [max(pair, key=lambda row: (row.is_alive, row.started_ns)).pid for pair in pairs]
 
     def wait_started(self) -> None:
         """Wait until a gated job of another process has begun to run."""
