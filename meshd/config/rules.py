@@ -44,6 +44,7 @@ def warnings_of(settings: Settings, sources: Sources) -> list[str]:
         *_selector_alone(settings),
         *_base_path_of_the_api(settings),
         *_one_upstream(settings, sources),
+        *_no_tokenizer(settings),
         *_smaller_body_memory(settings, sources),
     ]
 
@@ -128,12 +129,12 @@ def _chat_template(settings: Settings, sources: Sources) -> Iterator[str]:
             yield f"--chat-template: {path}: cannot be read: {exc.strerror}"
 
 
-def _tokens(settings: Settings, sources: Sources) -> Iterator[str]:
+def _no_tokenizer(settings: Settings) -> Iterator[str]:
     has_tokenizer = settings.tokenizer_path or settings.model_path or settings.demo  # --demo brings its own
     if settings.policy in _TOKEN_POLICIES and not has_tokenizer:
         yield (
-            f"--policy {settings.policy} reads tokens: give --tokenizer-path or --model-path, or choose"
-            " another --policy"
+            f"--policy {settings.policy} reads tokens: without --tokenizer-path or --model-path a model is"
+            " served only while a server's label or POST /v1/tokenizers gives it a tokenizer"
         )
 
 
@@ -155,9 +156,10 @@ def _tokenizer_problem(path: str) -> str:
     except FileNotFoundError:
         if file != path:
             return ": has no tokenizer.json"
-        if _HUB_ID.fullmatch(path):
-            return " is not a path; meshd downloads nothing, give a directory or a tokenizer.json"
-        return ": no such file or directory"
+        if not _HUB_ID.fullmatch(path):
+            return ": no such file or directory"
+        has_hub = importlib.util.find_spec("huggingface_hub") is not None
+        return "" if has_hub else " is not a path, and huggingface_hub is not installed"
     except (OSError, ValueError) as exc:
         return f": cannot be read: {getattr(exc, 'strerror', None) or exc}"
     return "" if is_object else " is not valid JSON"
@@ -265,7 +267,6 @@ RULES: Final[tuple[Rule, ...]] = (
     Rule(("workers",), _worker_types),
     Rule(("io_cpus", "prepare_cpus"), _cpu_overlap),
     Rule(("chat_template",), _chat_template),
-    Rule(("policy", "tokenizer_path", "model_path", "demo"), _tokens),
     Rule(("tokenizer_path", "model_path"), _tokenizer),
     Rule(("log_dir",), _log_dir),
     Rule(("tls_cert_path", "tls_key_path"), _server_tls),

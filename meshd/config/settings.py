@@ -369,7 +369,7 @@ class Settings:
 
     tokenizer_path: str = _prepare(
         "",
-        help="Default tokenizer: a tokenizer.json or its directory; wins over --model-path.",
+        help="Default tokenizer: a tokenizer.json, its directory or a hub id; wins over --model-path.",
         metavar="PATH",
     )
     model_path: str = _prepare(

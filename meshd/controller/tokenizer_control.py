@@ -48,4 +48,5 @@ class TokenizerControl:
     def engines(self) -> dict[tuple[str, ...], float]:
         """Return the values of ``mesh_tokenizer_info``: 1 by name and engine of each entry that serves."""
         self.keeper.poll()
-        return {(entry.name, entry.engine): 1.0 for entry in self.keeper.entries if entry.engine}
+        engines = [(entry.name, self.keeper.engine_of(entry)) for entry in self.keeper.entries]
+        return {(name, engine): 1.0 for name, engine in engines if engine}

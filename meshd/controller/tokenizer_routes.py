@@ -56,7 +56,11 @@ class TokenizerRoutes:
         entry = self._keeper.find(id_or_name)
         if entry is None:
             return _not_found(request)
-        more = {"engine": entry.engine, "status": entry.status, "generation": entry.generation}
+        more = {
+            "engine": self._keeper.engine_of(entry),
+            "status": entry.status,
+            "generation": entry.generation,
+        }
         return json_answer(request, _item(entry) | more)
 
     async def _status(self, request: Request, id_or_name: str) -> Response:

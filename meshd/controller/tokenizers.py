@@ -14,7 +14,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Final, Literal
 
 from meshd.config.settings import Settings
 from meshd.control import ProcessBoard, Topology
@@ -22,6 +22,9 @@ from meshd.log import Log
 from meshd.prepare.tokenizer_board import MAX_ENTRIES, Copy, Desired, Entry, Origin, Report, TokenizerBoard
 from meshd.prepare.tokenizer_set import DEFAULT_NAME
 from meshd.publication import DoesNotFit
+
+REFERENCE: Final = "tokenizers"
+"""The engine that takes over where the fast one was found to differ."""
 
 Refusal = Literal["taken", "full"]
 
@@ -74,25 +77,44 @@ class TokenizerKeeper:
         self._entries: list[Entry] = []
         self._last_serial = 0
         self._dismissed: dict[str, str] = {}
+        self._flag_source = ""
 
     @property
     def entries(self) -> Sequence[Entry]:
         return tuple(self._entries)
 
     def start(self, settings: Settings) -> None:
-        """Go on with what a predecessor published; without that, publish the tokenizer of the settings."""
-        if self._board.generation():
-            desired = self._board.desired()
-            self._entries = list(desired.entries)
-            self._last_serial = desired.last_serial
-            self._dismissed = dict(desired.dismissed)
-            return
+        """Go on with what a predecessor published; bring the tokenizer of the settings if that is news."""
         source = settings.tokenizer_path or settings.model_path
+        if self._board.generation():
+            self._resume()
+            if source != self._flag_source:
+                self._follow_flag(source)
+            return
+        self._flag_source = source
         if source:
             copy = self._copy(Wanted(DEFAULT_NAME, source), 1)
             # It serves as soon as a leader has it: no worker is to be forked without.
             self._entries.append(Entry(self._new_id(), DEFAULT_NAME, source, copy, origin="flag"))
         self._publish()
+
+    def _resume(self) -> None:
+        desired = self._board.desired()
+        self._entries = list(desired.entries)
+        self._last_serial = desired.last_serial
+        self._dismissed = dict(desired.dismissed)
+        self._flag_source = desired.flag_source
+
+    def _follow_flag(self, source: str) -> None:
+        """Take over a default that changed while the node runs; one that somebody registered stays."""
+        self._flag_source = source
+        old = self.named(DEFAULT_NAME)
+        if source and (old is None or old.origin == "flag"):
+            self.add(Wanted(DEFAULT_NAME, source), replaces=True, origin="flag")
+        elif old is not None and old.origin == "flag":
+            self.remove(old)
+        else:
+            self._publish()
 
     def find(self, id_or_name: str) -> Entry | None:
         by_id = (entry for entry in self._entries if entry.id == id_or_name)
@@ -143,6 +165,12 @@ class TokenizerKeeper:
         self._publish()
         self._log.info("tokenizer_removed", name=entry.name)
 
+    def engine_of(self, entry: Entry) -> str:
+        """Return the engine in use for an entry, empty while none serves."""
+        if not entry.engine or entry.current is None:
+            return ""
+        return REFERENCE if self._board.engine_switch(entry.current.serial).is_off else entry.engine
+
     def poll(self) -> None:
         """Take note of what the leaders report, and move on those entries that can. Call it often."""
         reports = self._reports()
@@ -164,7 +192,9 @@ class TokenizerKeeper:
 
     def _publish(self) -> bool:
         try:
-            self._board.publish(Desired(tuple(self._entries), self._last_serial, dict(self._dismissed)))
+            self._board.publish(
+                Desired(tuple(self._entries), self._last_serial, self._dismissed, self._flag_source)
+            )
         except DoesNotFit as error:
             self._log.error("tokenizers_not_published", reason=str(error))
             return False

@@ -102,12 +102,13 @@ class Desired:
     """All entries, in order of registration.
 
     ``last_serial``: the highest ever given. ``dismissed``: automatic entries that somebody deleted, name to
-    source: they are not to come back by themselves.
+    source: they are not to come back by themselves. ``flag_source``: what the settings named last.
     """
 
     entries: tuple[Entry, ...] = ()
     last_serial: int = 0
     dismissed: Mapping[str, str] = field(default_factory=dict)
+    flag_source: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,7 +216,7 @@ class TokenizerBoard:
         if self._desired.generation() != self._latest[0]:
             generation, value = self._desired.read()
             entries = tuple(Entry.from_row(row) for row in value["entries"])
-            self._latest = generation, Desired(entries, value["last_serial"], value["dismissed"])
+            self._latest = generation, Desired(**{**value, "entries": entries})
         return self._latest[1]
 
     def reports(self) -> Sequence[Report]:

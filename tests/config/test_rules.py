@@ -86,13 +86,13 @@ def test_a_body_bound_above_the_body_memory_is_only_a_warning_when_defaulted() -
     assert result.settings.max_payload_size == 536870912
 
 
-def test_a_policy_that_reads_tokens_needs_a_tokenizer(tmp_path: Path) -> None:
-    assert errors("--policy", "prefix_hash") == (
-        "--policy prefix_hash reads tokens: give --tokenizer-path or --model-path, or choose another --policy"
-    )
+def test_a_policy_that_reads_tokens_without_a_tokenizer_is_warned_of(tmp_path: Path) -> None:
+    words = "--policy prefix_hash reads tokens: without --tokenizer-path or --model-path"
+    start = ["--policy", "prefix_hash", "--worker-urls", "http://a"]
+    assert load_settings(start, {}).warnings[0].startswith(words)
     (tmp_path / "tokenizer.json").write_text("{}")
     for more in (["--tokenizer-path", str(tmp_path)], ["--model-path", str(tmp_path)], ["--demo", "1"]):
-        assert load_settings(["--policy", "prefix_hash", *more], {}).settings.policy == "prefix_hash"
+        assert load_settings([*start, *more], {}).warnings == ()
 
 
 def test_a_tokenizer_that_cannot_be_one_is_refused_with_what_is_wrong(tmp_path: Path) -> None:
@@ -109,10 +109,14 @@ def test_a_tokenizer_that_cannot_be_one_is_refused_with_what_is_wrong(tmp_path: 
 
 
 @pytest.mark.parametrize("name", ["meta-llama/Llama-3.1-8B", "gpt2"])
-def test_a_name_of_a_hub_is_told_to_be_no_path(name: str) -> None:
-    words = "is not a path; meshd downloads nothing, give a directory or a tokenizer.json"
-    assert errors("--tokenizer-path", name) == f"--tokenizer-path: {name} {words}"
+def test_a_name_of_a_hub_is_taken_where_its_client_is_installed(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert load_settings(["--tokenizer-path", name], {}).settings.tokenizer_path == name
     assert errors("--tokenizer-path", "m1/tokenizer.json").endswith(": no such file or directory")
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    words = "is not a path, and huggingface_hub is not installed"
+    assert errors("--tokenizer-path", name) == f"--tokenizer-path: {name} {words}"
 
 
 def test_a_node_without_servers_is_warned_of() -> None:
