@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from meshd.errors import MeshError
+from meshd.prepare.client import default_capacity
 from meshd.prepare.layout import OUTCOME_FAILED, OUTCOME_REFUSED, OUTCOME_SKIPPED
 
 MS = 1_000_000
@@ -527,3 +528,83 @@ def test_gauges_say_what_waits_and_return_to_zero(make_pool: MakePool) -> None:
         door.client.drain_completions()
     door.client.check(pool.clock())
     assert (door.metrics.queued_now, door.metrics.dispatched_now) == (0, 0)
+
+
+def test_two_workers_take_a_burst_of_256_short_jobs_with_default_settings(make_pool: MakePool) -> None:
+    pool = make_pool(workers=2)
+    first, second = pool.hand_workers()
+    door = pool.door()
+    jobs = [door.submit(b"%d" % n) for n in range(256)]
+    while len(door.results) < 256:
+        first.step(), second.step()
+        door.client.drain_completions()
+    assert sorted(int(door.answer(job)) for job in jobs) == list(range(256))
+    assert not door.metrics.errors
+
+
+@pytest.mark.parametrize(("workers", "capacity"), [(0, 256), (1, 256), (4, 256), (5, 320), (64, 4096)])
+def test_the_derived_capacity_is_64_a_worker_and_at_least_256(workers: int, capacity: int) -> None:
+    assert default_capacity(workers) == capacity
+
+
+def test_a_full_queue_looks_at_its_completions_before_it_refuses(make_pool: MakePool) -> None:
+    pool = make_pool(workers=1, prepare_queue_capacity=2)
+    (worker,) = pool.hand_workers()
+    door = pool.door()
+    jobs = [door.submit(b"x" * (40 << 10)) for _ in range(3)]
+    assert len(worker.step() or "") == 40 << 10, "nobody has told the client yet"
+    jobs.append(door.submit(b"y"))
+    assert len(door.results) == 1 and not door.metrics.errors
+    while len(door.results) < 4:
+        worker.step()
+        door.client.drain_completions()
+    assert door.metrics.submitted == door.metrics.outcomes == 4
+
+
+def test_a_broken_layout_that_one_process_saw_closes_the_pool_for_all_until_restart(
+    make_pool: MakePool,
+) -> None:
+    pool = make_pool(workers=1)
+    (worker,) = pool.hand_workers()
+    one, two = pool.door(0), pool.door(1)
+    one.submit(b"x")
+    worker.end.complete(worker.take()[0] + 1, 0, 0, 0, 0)
+    one.client.drain_completions()
+    two.client.check(pool.clock())
+    worker.go_live()
+    for door in (one, two, pool.door(0)):  # the last is a successor of the first
+        door.client.check(pool.clock())
+        with pytest.raises(MeshError) as caught:
+            door.submit(b"x")
+        assert caught.value.code == "prepare_pool_closed"
+
+
+def test_a_changed_check_word_closes_the_pool(make_pool: MakePool) -> None:
+    pool = make_pool(workers=1)
+    pool.hand_workers()
+    door = pool.door()
+    pool.rings.words[8] ^= 1
+    door.client.check(pool.clock())
+    assert door.client.is_failed
+
+
+def test_after_closing_no_job_is_started_again(make_pool: MakePool) -> None:
+    pool = make_pool(workers=2)
+    first, _ = pool.hand_workers()
+    door = pool.door()
+    job = door.submit(b"x")
+    first.take()
+    door.client.close()
+    assert door.client.has_jobs
+    first.die()
+    door.client.drain_completions()
+    assert door.answer(job) == "prepare_worker_died"
+    assert not door.client.has_jobs
+
+
+def test_what_predecessors_lost_is_noted_before_the_successor_counts(make_pool: MakePool) -> None:
+    pool = make_pool(workers=1)
+    layout, words = pool.layout, pool.rings.words
+    pool.board.row(pool.topology.board_io(0)).close()
+    pool.door(0, lost_jobs=17)
+    assert (words[layout.lost_word(0)], words[layout.epoch_word(0)]) == (17, 1)

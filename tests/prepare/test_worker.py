@@ -9,7 +9,15 @@ from typing import Any
 import pytest
 
 from meshd.control import Role
-from meshd.prepare.layout import OUTCOME_FAILED, OUTCOME_SKIPPED, OUTCOME_VIEW, Descriptor
+from meshd.prepare.layout import (
+    BUSY,
+    BUSY_LONG,
+    LONG_BODY,
+    OUTCOME_FAILED,
+    OUTCOME_SKIPPED,
+    OUTCOME_VIEW,
+    Descriptor,
+)
 from meshd.prepare.worker import PrepareWorker
 
 MS = 1_000_000
@@ -91,6 +99,7 @@ class Harness:
             self.errors.append,
             self.supervisor_pid,
             lambda: self.clock(),
+            lambda: self.ran.append("log reopened"),
         )
         worker.run()
 
@@ -216,6 +225,30 @@ def test_the_board_shows_the_running_job_and_then_an_idle_worker(harness: Harnes
     harness.run()
     assert seen == [(1, 12345)]
     assert (harness.row.busy, harness.row.job_deadline_ns) == (0, 0)
+
+
+def test_the_board_tells_long_jobs_from_short_ones(harness: Harness) -> None:
+    seen = []
+    harness.during = lambda text: seen.append(harness.row.busy)
+    harness.push("long" + " " * LONG_BODY)
+    harness.push("short")
+    harness.push("leave")
+    harness.run()
+    assert seen == [BUSY_LONG, BUSY, BUSY]
+
+
+def test_a_worker_reopens_its_log_between_two_jobs_when_it_is_asked(harness: Harness) -> None:
+    words, word = harness.pool.rings.words, harness.pool.layout.log_turn_word(0)
+    words[word] = 4  # before its birth: its log is new
+
+    def during(text: str) -> None:
+        words[word] += text == "ask"
+
+    harness.during = during
+    for text in ("a", "ask", "b", "leave"):
+        harness.push(text)
+    harness.run()
+    assert harness.ran == ["a", "ask", "log reopened", "b", "leave"]
 
 
 def test_a_worker_leaves_when_the_supervisor_is_gone(make_pool: MakePool) -> None:
