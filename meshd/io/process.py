@@ -46,6 +46,7 @@ from meshd.metrics.job_balance import JobBalance
 from meshd.prepare.client import PrepareClient
 from meshd.prepare.layout import RINGS_KIND, RINGS_VERSION
 from meshd.prepare.tokenizer_board import TokenizerBoard
+from meshd.routing.conditions import Conditions
 from meshd.routing.load import LoadTable
 from meshd.routing.placement import Placer
 from meshd.routing.policies.table import policy_table
@@ -96,12 +97,20 @@ class IoProcess:
         loads = LoadTable(
             Segment.attach(fds["load"], "load"), manifest.index, topology.io_seats, topology.max_upstreams
         )
+        conditions = Conditions(
+            Segment.attach(fds["conditions"], "conditions"),
+            manifest.index,
+            topology.io_seats,
+            topology.max_upstreams,
+            owner=os.getpid(),
+        )
         placer = Placer(
             registry,
             loads,
             policy_table(random.Random(), manifest.index, settings.prefix_hash_load_factor),
             settings.policy,
             self.metrics,
+            conditions=conditions,
         )
         _await_seat(self.row)
         queue_timeout_ns = int(settings.queue_timeout_secs * 1e9)

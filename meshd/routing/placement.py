@@ -3,17 +3,22 @@
 The steps, and what each refuses: the topology (``unsupported_api_topology``); the upstreams that serve
 the model (``no_workers``, ``model_not_found``); of those the able ones, by API (``unsupported_api``);
 stored state on several origins (``stateful_routing_unsupported``); the available ones
-(``no_available_workers``); without those already tried, unless none would remain; and the policy's pick
-among the rest (``policy_returned_none``). Then the load is counted, before anything else happens.
+(``no_available_workers``); without those already tried, unless none would remain; without the de-ranked
+ones, on the same terms; and the policy's pick among the rest (``policy_returned_none``). Then the load is
+counted, before anything else happens.
 
-Everything up to the tried ones depends only on the generation, the endpoint and the model, so it is
-kept as a *route* until the next generation: an ordinary placement looks one up and asks the policy.
+What depends only on the generation, the endpoint and the model is kept as a *route* until the next
+generation: an ordinary placement looks one up, sees in one comparison that no upstream is in trouble
+(conditions.py), and asks the policy. In trouble the candidates that are left are kept too, for as long as
+that trouble stays the same. Who is picked while its breaker is half open gets the one trial there is, or
+another process was faster and the policy picks again.
 
 A resource operation of Responses is not placed: it asks all ``origins`` and holds each while it does.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple, Protocol
@@ -22,6 +27,8 @@ from meshd.api.dialects import cut_name
 from meshd.api.endpoints import ENDPOINTS, Endpoint
 from meshd.api.view import NEEDS_RANK_FREE, RoutingView
 from meshd.errors import MeshError
+from meshd.routing.availability import CALM, Availability
+from meshd.routing.conditions import Conditions, Outcome, Trouble
 from meshd.routing.load import LoadTable
 from meshd.routing.origins import origins_of
 from meshd.routing.policies.table import PolicyTable
@@ -90,6 +97,8 @@ class Placer:
         default_policy: str,
         metrics: PlacementMetrics,
         topology: Topology = "regular",
+        *,
+        conditions: Conditions,
     ) -> None:
         if default_policy not in policies:
             raise ValueError(f"there is no policy {default_policy!r}")
@@ -102,6 +111,10 @@ class Placer:
         self._ranked: frozenset[int] = frozenset()
         self._routes: dict[tuple[int, str], _Route] = {}
         self._in_force: dict[tuple[str, str], Policy] = {}
+        self._conditions = conditions
+        self._availability = Availability(conditions)
+        self._trials: set[int] = set()
+        self._ids: dict[int, str] = {}  # whose each number was, as far as this process has seen
         self._open: set[int] = set()
         self._placed = 0
         self._registry = Registry(0, ())
@@ -135,15 +148,32 @@ class Placer:
         route = self._routes.get((endpoint.number, view.model)) or self._route(endpoint, view.model)
         if view.has_state and route.is_state_split:
             raise _state_is_split()
-        pick = self._pick(route, view, tried)
+        trouble = self._conditions.trouble()
+        is_trial = False
+        if trouble is None:
+            candidates = self._availability.untried(route.candidates, tried) if tried else route.candidates
+            pick = self._pick(route, candidates, view)
+        else:
+            pick, is_trial = self._pick_in_trouble(route, endpoint, view, trouble, tried)
         upstream, policy = pick.upstream, route.policy.name
         if upstream is None:
             raise MeshError("policy_returned_none", "No server could be chosen for this request.")
         self._loads.add(upstream.number)
         self._placed = number = self._placed + 1
         self._open.add(number)
+        if is_trial:
+            self._trials.add(number)
         self._metrics.selected(upstream, route.model_label, policy)
         return Placement(upstream, policy, pick.reason, number)
+
+    def ready_in_s(self, endpoint: Endpoint, view: RoutingView) -> float:
+        """Return 0 if a request could be placed now, else what ``NoneAvailable.wait_s`` would be."""
+        self._refresh()
+        try:
+            route = self._routes.get((endpoint.number, view.model)) or self._route(endpoint, view.model)
+        except MeshError:
+            return math.inf
+        return self._availability.wait_s(route.candidates, self._conditions.trouble() or CALM)
 
     def origins(self, endpoint: Endpoint) -> tuple[Upstream, ...]:
         """Return one upstream for each origin that a resource operation asks, sorted by URL.
@@ -167,14 +197,38 @@ class Placer:
         except KeyError:
             raise RuntimeError(f"{placement} was released twice") from None
         self._loads.release(placement.upstream.number)
+        if self._trials and placement.number in self._trials:  # it ended without an outcome
+            self._trials.remove(placement.number)
+            self._conditions.end_trial(placement.upstream.number, "neutral")
+
+    def report(self, placement: Placement, outcome: Outcome, began_s: float, ended_s: float) -> bool:
+        """Tell the breaker how an exchange ended; once a placement, before its release.
+
+        ``began_s``: when it was placed. False if a failure is lost: the controller has not listened for long.
+        """
+        number = placement.upstream.number
+        if self._trials and placement.number in self._trials:
+            self._trials.remove(placement.number)
+            self._conditions.end_trial(number, outcome)
+        elif outcome == "failure":
+            return self._conditions.failed(number, began_s, ended_s)
+        if outcome == "success":
+            self._conditions.succeeded(number, began_s, ended_s)
+        return True
 
     def _refresh(self) -> None:
         if self._source.generation() != self._registry.generation:
             self._adopt(self._source.read())
 
     def _adopt(self, registry: Registry) -> None:
+        for upstream in registry.upstreams:
+            if self._ids.setdefault(upstream.number, upstream.id) != upstream.id:
+                self._ids[upstream.number] = upstream.id
+                self._conditions.forget(upstream.number)
+        self._conditions.watch(upstream.number for upstream in registry.upstreams)
         self._registry = registry
         self._routes.clear()
+        self._availability.renew(registry)
         labelled = {upstream.labels.get(POLICY_LABEL, "") for upstream in registry.upstreams}
         names = {self._default_policy, *(labelled & self._policies.keys())}
         policies = [self._policies[name]() for name in names]
@@ -190,10 +244,8 @@ class Placer:
         if any(policy.uses_ring for policy in policies):
             registry.ring  # noqa: B018  built now, not by the first request that asks
 
-    def _pick(self, route: _Route, view: RoutingView, tried: Collection[int]) -> Pick:
-        candidates, policy = route.candidates, route.policy
-        if tried:
-            candidates = self._untried(candidates, tried)
+    def _pick(self, route: _Route, candidates: Candidates, view: RoutingView) -> Pick:
+        policy = route.policy
         if len(candidates) == 1:
             return Pick(candidates.upstreams[0], f"policy:{policy.name}")
         pick = policy.pick(candidates, view, self._loads)
@@ -202,14 +254,29 @@ class Placer:
         if pick.fallback:
             self._metrics.fallback(policy.name, pick.fallback)
         if not candidates:
-            raise MeshError("no_available_workers", "No server is available for this request at the moment.")
+            raise self._availability.none_of(route.candidates)
         return pick
 
-    def _untried(self, candidates: Candidates, tried: Collection[int]) -> Candidates:
-        left = [upstream for upstream in candidates if upstream.number not in tried]
-        if not left or len(left) == len(candidates):
-            return candidates
-        return Candidates(left, self._registry)
+    def _pick_in_trouble(
+        self,
+        route: _Route,
+        endpoint: Endpoint,
+        view: RoutingView,
+        trouble: Trouble,
+        tried: Collection[int],
+    ) -> tuple[Pick, bool]:
+        """Pick among those that are left; the second value says that it is the trial of its upstream."""
+        lost: set[int] = set()
+        while True:
+            key = endpoint.number, view.model
+            candidates = self._availability.narrow(key, route.candidates, trouble, tried, lost)
+            pick = self._pick(route, candidates, view)
+            if pick.upstream is None or pick.upstream.number not in trouble.trying:
+                return pick, False
+            if self._conditions.try_trial(pick.upstream.number):
+                return pick, True
+            lost.add(pick.upstream.number)
+            trouble = self._conditions.trouble() or CALM  # its breaker may have closed just now
 
     def _route(self, endpoint: Endpoint, model: str) -> _Route:
         if self._topology == "pd" and not endpoint.is_served_in_pd:

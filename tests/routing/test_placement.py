@@ -13,6 +13,8 @@ from meshd.api.facts import read_facts
 from meshd.api.view import NEEDS_RANK_FREE, NEEDS_TOKENS, RoutingView
 from meshd.errors import MeshError
 from meshd.memory import Segment
+from meshd.routing.conditions import Conditions
+from meshd.routing.conditions import segment_bytes as conditions_bytes
 from meshd.routing.load import LoadTable, segment_bytes
 from meshd.routing.placement import Placement, Placer, Topology
 from meshd.routing.policies.table import policy_table
@@ -51,13 +53,21 @@ class Node:
     def __init__(self) -> None:
         self._registry = Segment.create("registry", 1 << 20)
         self.board = RegistryBoard(self._registry)
+        self._conditions = Segment.create("conditions", conditions_bytes(ROWS))
+        self.now_s = 1000.0
         self.cells = Segment.create("load", segment_bytes(ROWS))
         self.metrics = CountedMetrics()
 
     def placer(self, policy: str = "round_robin", row: int = 0, topology: Topology = "regular") -> Placer:
         table = policy_table(Random(row), first_turn=row, prefix_hash_load_factor=1.25)
         board = RegistryBoard(self._registry)  # its own, as in a process of its own
-        return Placer(board, LoadTable(self.cells, row, ROWS), table, policy, self.metrics, topology)
+        conditions = self.conditions(row)
+        loads = LoadTable(self.cells, row, ROWS)
+        return Placer(board, loads, table, policy, self.metrics, topology, conditions=conditions)
+
+    def conditions(self, row: int) -> Conditions:
+        """What the process of ``row`` reports."""
+        return Conditions(self._conditions, row, ROWS, owner=row + 1, clock=lambda: self.now_s)
 
     def load(self, number: int) -> int:
         return LoadTable(self.cells, None, ROWS).load(number)
