@@ -24,9 +24,11 @@ _CODE_OF_STATUS: Final = {
 }
 
 
-def json_answer(request: Request, value: Any, status: int = 200) -> Response:
-    headers = (("x-request-id", request_id(request)),)
-    return Response(status, orjson.dumps(value), headers=headers)
+def json_answer(
+    request: Request, value: Any, status: int = 200, headers: tuple[tuple[str, str], ...] = ()
+) -> Response:
+    own_id = ("x-request-id", request_id(request))
+    return Response(status, orjson.dumps(value), headers=(own_id, *headers))
 
 
 def error_answer(request: Request | None, code: str, message: str, allow: str = "") -> Response:

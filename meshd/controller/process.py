@@ -22,6 +22,7 @@ from meshd.config.settings import Settings
 from meshd.control import ChildLink, Manifest, ProcessBoard, start_child
 from meshd.controller.admin import AdminRoutes
 from meshd.controller.answers import refuse
+from meshd.controller.breakers import BreakerKeeper, TransitionTeller
 from meshd.controller.http_client import UpstreamClient
 from meshd.controller.http_server import HttpServer
 from meshd.controller.pool_watch import PoolWatch
@@ -39,6 +40,9 @@ from meshd.metrics.job_balance import JobBalance
 from meshd.metrics.table import MetricTable
 from meshd.prepare.layout import RINGS_KIND, RINGS_VERSION
 from meshd.prepare.tokenizer_board import TokenizerBoard
+from meshd.routing import conditions
+from meshd.routing.breaker import BreakerRules
+from meshd.routing.conditions import Conditions
 from meshd.routing.load import LoadTable
 from meshd.routing.readiness import node_facts
 from meshd.routing.registry import RegistryBoard
@@ -62,6 +66,12 @@ class Controller:
         self._tokenizers = TokenizerBoard.attach(fds["tokenizers"])
         loads = Segment.attach(fds["load"], "load")
         self._loads = LoadTable(loads, None, self._topology.io_seats, self._topology.max_upstreams)
+        self._conditions = Conditions(
+            Segment.attach(fds["conditions"], conditions.SEGMENT_KIND),
+            None,
+            self._topology.io_seats,
+            self._topology.max_upstreams,
+        )
         catalog = build_catalog(settings.prometheus_duration_buckets)
         cells = Segment.attach(fds["metrics"], "metrics")
         rings = Segment.attach(fds["rings"], RINGS_KIND, RINGS_VERSION)
@@ -73,6 +83,20 @@ class Controller:
             lambda: client_context(
                 settings.ca_cert_paths, settings.client_cert_path, settings.client_key_path
             )
+        )
+        self._breakers = BreakerKeeper(
+            self._conditions.cells,
+            self._registry,
+            self._board,
+            self._topology,
+            BreakerRules(
+                settings.cb_failure_threshold,
+                settings.cb_success_threshold,
+                settings.cb_timeout_duration_secs,
+                settings.cb_window_duration_secs,
+                settings.disable_circuit_breaker,
+            ),
+            TransitionTeller(self._row, log),
         )
         admission = Cells(Segment.attach(fds["gate"], "gate"), None, self._topology.io_seats)
         self._sweeper = Sweeper(self._board, self._topology, self._loads, admission, self._pool, log)
@@ -102,6 +126,7 @@ class Controller:
         async with asyncio.TaskGroup() as tasks:
             background = [
                 tasks.create_task(upstreams.run()),
+                tasks.create_task(self._breakers.run()),
                 tasks.create_task(self._beat(upstreams, tokenizers)),
             ]
             await stopped.wait()
@@ -109,6 +134,7 @@ class Controller:
                 server.close()
             if self._is_handing_over:
                 await self._end_requests()
+            upstreams.close()
             for task in background:
                 task.cancel()
 
@@ -134,6 +160,7 @@ class Controller:
             self._topology.body_memory_bytes,
             self._pool,
             tokenizers.engines,
+            self._conditions,
         )
         admin = AdminRoutes([*upstreams.routes(), *tokenizers.routes()], self._log)
         handlers = (("metrics_listen", metrics.handle), ("controller_listen", admin.handle))
@@ -149,6 +176,7 @@ class Controller:
             self._settings,
             self._registry,
             self._loads,
+            self._conditions,
             UpstreamClient(self._upstream_tls.get),
             ProbeCounters(checks(result="success"), checks(result="failure")),
             self._log,
@@ -162,6 +190,8 @@ class Controller:
             self._board,
             self._topology,
             self._registry.read(),
+            self._conditions,
+            self._settings.retry_max_backoff_ms / 1e3,
             needs_tokens=settings.policy == "prefix_hash",
             has_tokenizer=self._tokenizers.has_tokenizer(),
         )

@@ -60,6 +60,11 @@ class Publisher:
             self._waiting.append(future)
             await future
 
+    def finish(self) -> None:
+        """Publish what waits for it, if anything does: this process ends."""
+        if self._is_scheduled:
+            self.now()
+
     def now(self) -> None:
         """Publish. A set that does not fit into its shared memory leaves the last one in force."""
         self._is_scheduled = False

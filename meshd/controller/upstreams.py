@@ -13,8 +13,10 @@ from meshd.controller.prober import ProbeCounters, Prober, ProbeSettings
 from meshd.controller.registering import Registrations
 from meshd.controller.registry_keeper import RegistryKeeper
 from meshd.controller.sources import Sources
+from meshd.controller.worker_changes import WorkerChanges
 from meshd.controller.worker_info import WorkerInfo
 from meshd.log import Log
+from meshd.routing.conditions import Conditions
 from meshd.routing.load import LoadTable
 from meshd.routing.registry import RegistryBoard
 
@@ -30,6 +32,7 @@ class UpstreamControl:
         settings: Settings,
         board: RegistryBoard,
         loads: LoadTable,
+        conditions: Conditions,
         client: UpstreamClient,
         counters: ProbeCounters,
         log: Log,
@@ -38,7 +41,9 @@ class UpstreamControl:
         ring_bells: Callable[[], None],
     ) -> None:
         self._settings = settings
+        self._log = log
         self._loads = loads
+        self._conditions = conditions
         self.keeper = RegistryKeeper(
             board, log, is_idle=loads.is_idle, schedule=schedule, ring_bells=ring_bells
         )
@@ -56,6 +61,7 @@ class UpstreamControl:
             ProbeSettings.of(settings),
             counters,
             log,
+            successes=conditions.successes,
             rng=random.Random(),
         )
 
@@ -69,7 +75,12 @@ class UpstreamControl:
         self.sources.sweep()
 
     def routes(self) -> list[AdminRoute]:
-        return WorkerInfo(self.keeper, self._loads, self._settings.disable_health_check).routes()
+        info = WorkerInfo(self.keeper, self._loads, self._conditions, self._settings.disable_health_check)
+        return [*info.routes(), *WorkerChanges(self.keeper, self._settings, self._log).routes()]
+
+    def close(self) -> None:
+        """Publish what a moment later would have been."""
+        self.keeper.publisher.finish()
 
     async def run(self) -> None:
         """Probe until cancelled."""

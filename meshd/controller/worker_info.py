@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections import Counter
-from typing import Any, Final
+from typing import Any, Protocol
 
 from meshd.controller.admin import AdminRoute
 from meshd.controller.answers import json_answer, worker_error
@@ -13,23 +13,42 @@ from meshd.controller.jobs import Job
 from meshd.controller.registry_keeper import RegistryKeeper
 from meshd.routing.load import LoadTable
 from meshd.routing.registry import Upstream
-from meshd.routing.upstream import UNKNOWN_MODEL, is_available
+from meshd.routing.upstream import UNKNOWN_MODEL
 
-_RUNTIME: Final = "sglang"  # what every upstream is taken for
+
+class KnownConditions(Protocol):
+    """What traffic has taught of upstreams: ``Conditions``."""
+
+    def breaker_of(self, number: int) -> str: ...
+
+    def cooldown_s(self, number: int) -> float: ...
+
+    def is_available(self, upstream: Upstream) -> bool: ...
 
 
 class WorkerInfo:
-    """Answers the reading routes. No answer has a key in it: each member is named here."""
+    """Answers the reading routes. No answer has a key in it: each member is named here.
 
-    def __init__(self, keeper: RegistryKeeper, loads: LoadTable, is_probing_disabled: bool) -> None:
+    ``is_probing_disabled``: by the settings, for upstreams that say nothing of it.
+    """
+
+    def __init__(
+        self,
+        keeper: RegistryKeeper,
+        loads: LoadTable,
+        conditions: KnownConditions,
+        is_probing_disabled: bool,
+    ) -> None:
         self._keeper = keeper
         self._loads = loads
+        self._conditions = conditions
         self._is_probing_disabled = is_probing_disabled
 
     def routes(self) -> list[AdminRoute]:
         return [
             AdminRoute("GET", "/workers", self._list),
             AdminRoute("GET", "/workers/{id}", self._one),
+            AdminRoute("GET", "/list_workers", self._urls),
         ]
 
     async def _list(self, request: Request, _segment: str) -> Response:
@@ -40,24 +59,23 @@ class WorkerInfo:
         return json_answer(request, {"workers": infos, "total": len(infos), "stats": stats})
 
     async def _one(self, request: Request, text: str) -> Response:
-        try:
-            wanted = str(uuid.UUID(text))
-        except ValueError:
-            return worker_error(request, 400, "BAD_REQUEST", "The id of a worker is a UUID.")
-        upstreams = self._keeper.upstreams
-        for upstream in upstreams:
-            if upstream.id == wanted:
-                return json_answer(request, self._info(upstream))
-        ranks = [upstream for upstream in upstreams if upstream.origin_id == wanted]
-        if ranks:
-            infos = [self._info(rank) for rank in ranks]
-            return json_answer(request, {"id": wanted, "url": ranks[0].base_url, "ranks": infos})
-        return worker_error(request, 404, "WORKER_NOT_FOUND", "There is no worker with this id.")
+        found = resolve(self._keeper, request, text)
+        if isinstance(found, Response):
+            return found
+        infos = [self._info(upstream) for upstream in found]
+        if len(infos) == 1 and infos[0]["id"] == str(uuid.UUID(text)):
+            return json_answer(request, infos[0])
+        first = found[0]
+        return json_answer(request, {"id": first.origin_id, "url": first.base_url, "ranks": infos})
+
+    async def _urls(self, request: Request, _segment: str) -> Response:
+        return json_answer(request, {"urls": [upstream.url for upstream in self._keeper.upstreams]})
 
     def _info(self, upstream: Upstream) -> dict[str, Any]:
         is_starting = upstream.state == "starting"
         models = [] if is_starting else list(upstream.models)
         job = self._keeper.job(upstream)
+        conditions, number = self._conditions, upstream.number
         return {
             "id": upstream.id,
             "url": upstream.url,
@@ -67,25 +85,37 @@ class WorkerInfo:
             "cost": upstream.cost,
             "worker_type": upstream.worker_type,
             "is_healthy": upstream.is_healthy,
-            "load": self._loads.load(upstream.number),
+            "load": self._loads.load(number),
             "connection_mode": "HTTP",
-            "runtime_type": _RUNTIME,
-            "bootstrap_port": None,
+            "runtime_type": upstream.runtime,
+            "bootstrap_port": upstream.bootstrap_port,
             "metadata": dict(upstream.labels),
-            "disable_health_check": self._is_probing_disabled,
+            "disable_health_check": bool(
+                upstream.probing.get("disable_health_check", self._is_probing_disabled)
+            ),
             "state": upstream.state,
-            "available": is_available(upstream),
-            "breaker": "closed",
-            "cooldown_secs": 0.0,
+            "available": conditions.is_available(upstream),
+            "breaker": conditions.breaker_of(number),
+            "cooldown_secs": round(conditions.cooldown_s(number), 3),
             "dp_rank": upstream.dp_rank,
             "dp_size": upstream.dp_size,
             "job_status": None if job is None else _job_status(job),
         }
 
 
+def resolve(keeper: RegistryKeeper, request: Request, text: str) -> list[Upstream] | Response:
+    """Return the upstream with the id ``text``, or all ranks of the server with it, or the error."""
+    try:
+        wanted = str(uuid.UUID(text))
+    except ValueError:
+        return worker_error(request, 400, "BAD_REQUEST", "The id of a worker is a UUID.")
+    found = keeper.find(wanted)
+    return found or worker_error(request, 404, "WORKER_NOT_FOUND", "There is no worker with this id.")
+
+
 def _job_status(job: Job) -> dict[str, Any]:
     return {
-        "job_type": "register",
+        "job_type": job.job_type,
         "worker_url": job.worker_url,
         "status": job.status,
         "message": job.message,

@@ -1,137 +1,82 @@
-"""The /workers routes and what else the controller's socket answers."""
+"""How an admin route is found and answered."""
 
 from __future__ import annotations
-
-import asyncio
-import uuid
-from typing import Any
 
 import orjson
 import pytest
 
-from meshd.controller.admin import AdminRoutes
-from meshd.controller.announcement import Announcement
+from meshd.controller.admin import AdminRoute
+from meshd.controller.answers import json_answer
 from meshd.controller.http_server import Request, Response
-from meshd.controller.worker_info import WorkerInfo
-from meshd.log import Log
-from meshd.memory import Segment
-from meshd.routing.load import LoadTable, segment_bytes
-from tests.fakes.upstream_set import UpstreamSet
+from meshd.errors import MeshError
+from tests.fakes.admin import ask
 
 
-def make_set(is_dp_aware: bool = False) -> UpstreamSet:
-    node = UpstreamSet(is_dp_aware=is_dp_aware, is_prompt=True)
-    node.start(
-        Announcement("http://a:1", api_key="sk-secret", labels=(("mesh.apis", "/generate"),)),
-        Announcement("http://b:1", model_id="configured"),
-    )
-    node.activate("http://a:1", "m1", "m2")
-    return node
+async def echo(request: Request, segment: str) -> Response:
+    return json_answer(request, {"method": request.method, "segment": segment})
 
 
-def ask(node: UpstreamSet, path: str, method: str = "GET") -> Response:
-    segment = Segment.create("load", segment_bytes(1))
-    LoadTable(segment, 0, 1).add(0)
-    info = WorkerInfo(node.keeper, LoadTable(segment, None, 1), is_probing_disabled=False)
-    routes = AdminRoutes(info.routes(), Log("test", "error", stream_fd=-1))
-    return asyncio.run(routes.handle(Request(method, path, "", {"x-request-id": "req-1"})))
+async def refuse(request: Request, segment: str) -> Response:
+    raise MeshError("no_workers", "No server is registered.")
 
 
-def test_workers_are_listed_in_registration_order_with_their_counts() -> None:
-    answer = ask(make_set(), "/workers")
-    body = orjson.loads(answer.body)
-    assert answer.status == 200
-    assert [info["url"] for info in body["workers"]] == ["http://a:1", "http://b:1"]
-    assert body["total"] == 2
-    assert body["stats"] == {"prefill_count": 0, "decode_count": 0, "regular_count": 2}
+async def fail(request: Request, segment: str) -> Response:
+    raise RuntimeError("a secret detail")
 
 
-def test_info_has_the_documented_members() -> None:
-    node = make_set()
-    upstream = node.keeper.upstreams[0]
-    expected: dict[str, Any] = {
-        "id": upstream.id,
-        "url": "http://a:1",
-        "model_id": "m1",
-        "models": ["m1", "m2"],
-        "priority": 50,
-        "cost": 1.0,
-        "worker_type": "regular",
-        "is_healthy": True,
-        "load": 1,
-        "connection_mode": "HTTP",
-        "runtime_type": "sglang",
-        "bootstrap_port": None,
-        "metadata": {"mesh.apis": "/generate"},
-        "disable_health_check": False,
-        "state": "active",
-        "available": True,
-        "breaker": "closed",
-        "cooldown_secs": 0.0,
-        "dp_rank": None,
-        "dp_size": None,
-        "job_status": {
-            "job_type": "register",
-            "worker_url": "http://a:1",
-            "status": "completed",
-            "message": "",
-            "timestamp": 1790000000,
-        },
-    }
-    body = ask(node, f"/workers/{upstream.id}").body
-    assert orjson.loads(body) == expected
-    assert list(orjson.loads(body)) == list(expected)
-
-
-def test_pending_registration_shows_no_model_yet() -> None:
-    node = make_set()
-    info = orjson.loads(ask(node, f"/workers/{node.keeper.upstreams[1].id}").body)
-    assert (info["model_id"], info["models"], info["state"]) == ("unknown", [], "starting")
-    assert info["job_status"]["status"] == "pending"
-
-
-def test_no_answer_contains_a_key() -> None:
-    node = make_set()
-    for path in ("/workers", f"/workers/{node.keeper.upstreams[0].id}"):
-        assert b"sk-secret" not in ask(node, path).body
+ROUTES = [
+    AdminRoute("GET", "/things", echo),
+    AdminRoute("POST", "/things", echo),
+    AdminRoute("GET", echo),
+    AdminRoute("GET", "/things/{id}/status", echo),
+    AdminRoute("GET", "/workers", echo),
+    AdminRoute("GET", "/refused", refuse),
+    AdminRoute("GET", "/broken", fail),
+]
 
 
 @pytest.mark.parametrize(
-    ("path", "status", "code"),
+    ("path", "segment"),
     [
-        ("/workers/not-a-uuid", 400, "BAD_REQUEST"),
-        (f"/workers/{uuid.UUID(int=7)}", 404, "WORKER_NOT_FOUND"),
+        ("/things", ""),
+        ("/things/a", "a"),
+        ("/things/a%2Fb%20c", "a/b c"),
+        ("/things/a%2Fb/status", "a/b"),
+        ("/things/status", "status"),
+        ("/things/{id}", "{id}"),
     ],
 )
-def test_bad_and_unknown_ids_are_errors_in_the_shape_of_the_route(path: str, status: int, code: str) -> None:
-    answer = ask(make_set(), path)
-    body = orjson.loads(answer.body)
-    assert (answer.status, body["code"], list(body)) == (status, code, ["error", "code"])
-    assert dict(answer.headers) == {"x-request-id": "req-1", "x-mesh-error-code": code}
+def test_row_gets_what_its_placeholder_stands_for(path: str, segment: str) -> None:
+    assert orjson.loads(ask(ROUTES, "GET", path).body)["segment"] == segment
 
 
-@pytest.mark.parametrize("path", ["/", "/workers/", "/workers/a/b", "/v1/tokenizers", "/flush_cache"])
+def test_get_rows_answer_head_too() -> None:
+    assert ask(ROUTES, "HEAD", "/things").status == 200
+
+
+@pytest.mark.parametrize("path", ["/", "/thing", "/things/", "/things/a/b", "/things/a/b/c"])
 def test_other_paths_are_404_json(path: str) -> None:
-    answer = ask(make_set(), path)
+    answer = ask(ROUTES, "GET", path)
     assert answer.status == 404
     assert orjson.loads(answer.body)["error"]["code"] == "not_found"
 
 
-def test_other_methods_are_405_with_allow() -> None:
-    answer = ask(make_set(), "/workers", "DELETE")
-    assert answer.status == 405
-    assert dict(answer.headers)["allow"] == "GET, HEAD"
+def test_other_methods_are_405_with_allow_in_the_envelope_of_the_path() -> None:
+    answer = ask(ROUTES, "DELETE", "/things")
+    assert (answer.status, dict(answer.headers)["allow"]) == (405, "GET, HEAD, POST")
+    assert orjson.loads(answer.body)["error"]["code"] == "method_not_allowed"
+    answer = ask(ROUTES, "DELETE", "/workers")
+    assert (answer.status, dict(answer.headers)["allow"]) == (405, "GET, HEAD")
+    assert list(orjson.loads(answer.body)) == ["error", "code"]
 
 
-def test_id_of_an_origin_resolves_to_all_its_ranks_and_each_rank_to_itself() -> None:
-    node = make_set(is_dp_aware=True)
-    origin = node.keeper.upstreams[0]
-    node.activate("http://a:1", "m1", dp_size=2)
-    body = orjson.loads(ask(node, f"/workers/{origin.id}").body)
-    assert (body["id"], body["url"]) == (origin.id, "http://a:1")
-    assert [(info["url"], info["dp_rank"], info["dp_size"]) for info in body["ranks"]] == [
-        ("http://a:1@0", 0, 2),
-        ("http://a:1@1", 1, 2),
-    ]
-    for rank in node.keeper.upstreams[:2]:
-        assert orjson.loads(ask(node, f"/workers/{rank.id}").body)["url"] == rank.url
+def test_error_of_a_row_is_answered_with_its_code_and_retry_after() -> None:
+    answer = ask(ROUTES, "GET", "/refused")
+    assert (answer.status, dict(answer.headers)["retry-after"]) == (503, "5")
+    assert dict(answer.headers)["x-mesh-error-code"] == "no_workers"
+
+
+def test_fault_of_a_row_is_a_500_without_its_words() -> None:
+    answer = ask(ROUTES, "GET", "/broken")
+    assert answer.status == 500
+    assert b"secret" not in answer.body

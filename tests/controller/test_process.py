@@ -20,14 +20,13 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from meshd.admission import cells
 from meshd.config import load_settings
-from meshd.control import Manifest, ProcessBoard, Role, State, Topology
+from meshd.control import Manifest, Role, State, Topology
 from meshd.control.child import receive_messages
 from meshd.memory import Segment
-from meshd.metrics.cells import segment_size
-from meshd.routing.load import SEGMENT_KIND, LoadTable, segment_bytes
-from meshd.routing.registry import SEGMENT_BYTES, Registry, RegistryBoard
+from meshd.routing.load import SEGMENT_KIND, LoadTable
+from meshd.routing.registry import Registry, RegistryBoard
+from meshd.supervisor.segments import NodeMemory
 
 PATIENCE_S = 30.0
 
@@ -51,12 +50,12 @@ class Supervisor:
 
     def __init__(self, worker_url: str) -> None:
         self.topology = Topology.of(1, 1)
-        self.board = ProcessBoard.create(self.topology.board_seats)
-        self.registry = Segment.create("registry", SEGMENT_BYTES)
-        self.load = Segment.create(SEGMENT_KIND, segment_bytes(self.topology.io_seats))
-        self.gate = Segment.create(cells.SEGMENT_KIND, cells.segment_size(self.topology.metric_rows))
-        self.metrics = Segment.create("metrics", segment_size(self.topology.metric_rows))
-        self.bell = os.eventfd(0, os.EFD_NONBLOCK)
+        self.memory = NodeMemory(self.topology)
+        self.board = self.memory.board
+        self.shared = self.memory.fds_for(Role.CONTROLLER, 0)
+        self.bell = self.shared["bell_io0"]
+        self.registry = Segment.attach(self.shared["registry"], "registry")
+        self.load = Segment.attach(self.shared["load"], SEGMENT_KIND)
         self.metrics_listener = socket.create_server(("127.0.0.1", 0))
         self.admin_listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.admin_listener.bind("")  # a free name in the abstract namespace
@@ -71,13 +70,7 @@ class Supervisor:
         self.link, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.link.setblocking(False)
         fds = {
-            "board": self.board.segment.fd,
-            "registry": self.registry.fd,
-            "load": self.load.fd,
-            "gate": self.gate.fd,
-            "metrics": self.metrics.fd,
-            "bell_io0": self.bell,
-            "bell_io1": self.bell,
+            **self.shared,
             "metrics_listen": self.metrics_listener.fileno(),
             "controller_listen": self.admin_listener.fileno(),
             "link": theirs.fileno(),
@@ -118,7 +111,6 @@ class Supervisor:
             self.end()
         for owned in (self.metrics_listener, self.admin_listener):
             owned.close()
-        os.close(self.bell)
 
     def registry_when(self, is_healthy: bool) -> Registry:
         """Wait, woken by the doorbell, until all upstreams have this health."""
