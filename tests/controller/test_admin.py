@@ -27,7 +27,7 @@ async def fail(request: Request, segment: str) -> Response:
 ROUTES = [
     AdminRoute("GET", "/things", echo),
     AdminRoute("POST", "/things", echo),
-    AdminRoute("GET", echo),
+    AdminRoute("GET", "/things/{id}", echo),
     AdminRoute("GET", "/things/{id}/status", echo),
     AdminRoute("GET", "/workers", echo),
     AdminRoute("GET", "/refused", refuse),
