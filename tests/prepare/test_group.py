@@ -289,7 +289,37 @@ def test_five_deaths_in_ten_seconds_make_replacements_wait_longer_and_longer() -
     backoff = Backoff()
     delays = [backoff.died(n * 2 * SECOND) // SECOND for n in range(11)]
     assert delays == [0, 0, 0, 0, 1, 2, 4, 8, 16, 30, 30]
-    assert backoff.died(20 * SECOND + 61 * SECOND) == 0
+    replaced_at = (20 + 30) * SECOND
+    assert backoff.died(replaced_at + 59 * SECOND) == 30 * SECOND, "the wait is no part of the minute of life"
+    replaced_at += (59 + 30) * SECOND
+    assert backoff.died(replaced_at + 61 * SECOND) == 0
+
+
+def test_a_worker_that_dies_again_and_again_is_made_to_wait_and_the_board_tells_so(
+    make_pool: MakePool,
+) -> None:
+    pool = make_pool(workers=2)
+    pool.start_leader()
+    door = pool.door(is_real_time=True)
+    row = pool.board.row(pool.topology.board_prepare(0))
+    for death in range(5):
+        wait_until(lambda: row.pid and row.state is State.READY)
+        dead = row.pid
+        kill(dead)
+        wait_until(lambda dead=dead: row.pid != dead)
+        assert row.epoch == death + 1
+    wait_until(lambda: row.restart_at_ns)
+    assert row.pid == 0 and row.restart_at_ns - time.monotonic_ns() > SECOND // 2
+    assert door.pump_all(door.submit(b"ok:other")) == ["other@0"], "the other worker serves on"
+    wait_until(lambda: row.pid and row.state is State.READY)
+    assert (row.restart_at_ns, row.restarts) == (0, 5)
+
+
+def wait_until(condition: Callable[[], object], seconds: float = 20.0) -> None:
+    give_up_at = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < give_up_at
+        time.sleep(0.002)
 
 
 def test_deaths_further_apart_are_replaced_at_once() -> None:
@@ -310,3 +340,102 @@ def test_the_leader_stays_single_threaded_and_beats(make_pool: MakePool) -> None
     while row.heartbeat_ns == before:
         select.select([], [], [], 0.01)
     assert len(os.listdir(f"/proc/{leader}/task")) == 1
+
+
+# --- renewal ---
+
+
+def test_outdated_workers_are_replaced_one_at_a_time_and_never_one_is_missing(make_pool: MakePool) -> None:
+    pool = make_pool(workers=3)
+    pool.start_leader()
+    old = set(pool.worker_pids())
+    pool.tell({"t": "renew"})
+    least = most = 3
+    while not select.select([pool.links[-1]], [], [], 0)[0]:
+        ready = sum(row.state is State.READY for row in pool.rows())
+        living = sum(row.is_alive for row in pool.rows())
+        least, most = min(least, ready), max(most, living)
+    assert pool.hear() == {"t": "renewed"}
+    assert (least, most) == (3, 4)
+    assert not old & set(pool.worker_pids())
+    assert sum(row.is_alive for row in pool.rows()) == 3
+    assert sum(row.restarts for row in pool.rows()) == 0
+
+
+def test_fifty_requests_during_a_renewal_all_succeed_in_a_group_of_one(make_pool: MakePool) -> None:
+    pool = make_pool(workers=1, prepare_queue_capacity=1000)
+    pool.start_leader()
+    door = pool.door(is_real_time=True)
+    answers = []
+    for turn in range(5):
+        pool.tell({"t": "renew"})
+        while not select.select([pool.links[-1]], [], [], 0)[0]:
+            jobs = [door.submit(b"ok:%d" % n) for n in range(10)]
+            answers += door.pump_all(*jobs)
+        assert pool.hear() == {"t": "renewed"}, turn
+    assert len(answers) >= 50 and {answer[1:] for answer in answers} == {"@0"}
+    assert not door.metrics.errors
+
+
+def test_a_running_job_ends_with_the_old_worker_and_idle_workers_are_replaced_before(
+    make_pool: MakePool,
+) -> None:
+    pool = make_pool(workers=2)
+    pool.start_leader()
+    door = pool.door(is_real_time=True)
+    running = door.submit(b"gate:kept")
+    door.pump_started()
+    busy = next(row.pid for row in pool.rows() if row.busy)
+    (idle,) = set(pool.worker_pids()) - {busy}
+    pool.tell({"t": "renew"})
+    door.pump(lambda: idle not in pool.worker_pids() and busy not in pool.worker_pids())
+    alive = {row.pid for row in pool.rows() if row.is_alive}
+    assert busy in alive and idle not in alive and len(alive) == 3
+    assert not select.select([pool.links[-1]], [], [], 0)[0]  # not renewed while the old one runs a job
+    assert door.pump_all(door.submit(b"ok:meanwhile")) == ["meanwhile@0"]
+    pool.open_gate()
+    assert door.pump_all(running) == ["kept@0"]
+    assert pool.hear() == {"t": "renewed"}
+    assert busy not in {row.pid for row in pool.rows() if row.is_alive}
+
+
+def test_a_worker_outdated_twice_is_replaced_by_one_that_is_not(make_pool: MakePool) -> None:
+    pool = make_pool(workers=2)
+    pool.start_leader()
+    door = pool.door(is_real_time=True)
+    jobs = [door.submit(b"gate:a"), door.submit(b"gate:b")]
+    door.pump_started(2)
+    pool.tell({"t": "renew"})
+    door.pump(lambda: sum(row.is_alive for row in pool.rows()) == 3)
+    half = set(pool.worker_pids())
+    pool.tell({"t": "renew"})
+    pool.open_gate(2)
+    assert sorted(door.pump_all(*jobs)) == ["a@0", "b@0"]
+    assert pool.hear() == {"t": "renewed"}
+    assert not half & set(pool.worker_pids())
+    assert sum(row.is_alive for row in pool.rows()) == 2
+
+
+def test_a_leader_that_hands_over_leaves_its_workers_to_the_next_which_replaces_them(
+    make_pool: MakePool,
+) -> None:
+    become_subreaper()
+    pool = make_pool(workers=2)
+    leader = pool.start_leader()
+    old = set(pool.worker_pids())
+    door = pool.door(is_real_time=True)
+    running = door.submit(b"gate:kept")
+    door.pump_started()
+    pool.tell({"t": "hand_over"})
+    pool.leaders.remove(leader)
+    _, status = os.waitpid(leader, 0)
+    assert os.waitstatus_to_exitcode(status) == 0
+    assert {row.pid for row in pool.rows() if row.state is State.READY} == old
+    assert door.pump_all(door.submit(b"ok:meanwhile")) == ["meanwhile@0"]
+    pool.open_gate()
+    pool.start_leader()
+    assert door.pump_all(running) == ["kept@0"]
+    assert not old & set(pool.worker_pids())
+    assert not door.metrics.errors
+    for pid in old:
+        os.waitpid(pid, 0)
