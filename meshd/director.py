@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
-from typing import Any, Final
+from collections.abc import Callable, Collection
+from typing import Any, Final, Literal
 
 from meshd.admission.gate import Gate, Ticket
 from meshd.api.endpoints import Endpoint
@@ -19,10 +19,15 @@ from meshd.control import ProcessBoard, Topology
 from meshd.errors import MeshError
 from meshd.prepare.client import PrepareClient
 from meshd.prepare.job import Job, Result
+from meshd.routing.conditions import Conditions, Outcome
 from meshd.routing.placement import Placement, Placer
 from meshd.routing.readiness import node_facts
+from meshd.routing.retry_budget import RetryBudget
+from meshd.routing.retry_rules import DERANK_S, RetryRules, retry_after_s
 from meshd.routing.upstream import Upstream
 from meshd.slab import BodySlab, Slot
+
+BackPressure = Literal["deranked", "cooldown"]
 
 UNKNOWN_LENGTH_BYTES: Final = 65536  # what a body of unknown length reserves at first
 
@@ -99,6 +104,10 @@ class Director:
         topology: Topology,
         queue_timeout_ns: int,
         has_tokenizer: Callable[[], bool],
+        *,
+        conditions: Conditions,
+        budget: RetryBudget,
+        retry_rules: RetryRules,
     ) -> None:
         self._loop = loop
         self._gate = gate
@@ -109,6 +118,9 @@ class Director:
         self._topology = topology
         self._queue_timeout_ns = queue_timeout_ns
         self._has_tokenizer = has_tokenizer
+        self._conditions = conditions
+        self.budget = budget
+        self.retry_rules = retry_rules
         self._is_flush_due = False
 
     # -------------------------------------------------------------------------------------- entering
@@ -214,9 +226,29 @@ class Director:
 
     # --------------------------------------------------------------------------------------- placing
 
-    def place(self, endpoint: Endpoint, view: RoutingView) -> Placement:
-        """Choose an upstream and count its load; raise MeshError when there is none."""
-        return self._placer.place(endpoint, view)
+    def place(self, endpoint: Endpoint, view: RoutingView, tried: Collection[int] = ()) -> Placement:
+        """Choose an upstream and count its load; raise MeshError when there is none.
+
+        ``tried``: numbers of the upstreams that this request has been to.
+        """
+        return self._placer.place(endpoint, view, tried)
+
+    def ready_in_s(self, endpoint: Endpoint, view: RoutingView) -> float:
+        """Return in how many seconds a request can be placed, infinite if that is not known."""
+        return self._placer.ready_in_s(endpoint, view)
+
+    def report(self, placement: Placement, outcome: Outcome, began_s: float, ended_s: float) -> bool:
+        """Tell the breaker how an exchange ended, before its release; False if a failure got lost."""
+        return self._placer.report(placement, outcome, began_s, ended_s)
+
+    def note_busy(self, upstream: Upstream, advice: bytes | None, now_s: float) -> BackPressure:
+        """Heed a 429 or 503 on the whole node; ``advice``: its `retry-after`. Returns what was done."""
+        delay_s = retry_after_s(advice, time.time)
+        if delay_s is None:
+            self._conditions.derank(upstream.number, now_s + DERANK_S)
+            return "deranked"
+        self._conditions.cool_down(upstream.number, now_s + delay_s)
+        return "cooldown"
 
     def origins(self, endpoint: Endpoint) -> tuple[Upstream, ...]:
         """Return the origins that a resource operation asks; raise MeshError when there are none."""
@@ -265,6 +297,8 @@ class Director:
             self._board,
             self._topology,
             self._placer.registry,
+            self._conditions,
+            self.retry_rules.max_s,
             needs_tokens=bool(self._placer.needs & NEEDS_TOKENS),
             has_tokenizer=self._has_tokenizer(),
         )

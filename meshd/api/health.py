@@ -33,7 +33,8 @@ class HealthFacts:
 
     ``has_registry``: a set of upstreams, be it empty, has been published. ``pool_is_alive``: at least one
     prepare worker is live; ``pool_has_failed``: none was for 10 s. ``healthy_workers``: upstreams that a
-    request may be sent to now. ``needs_tokens``: the policy cannot place without token ids.
+    request may be sent to now; ``resting_workers``: after a cool-down that placement waits for.
+    ``needs_tokens``: the policy cannot place without token ids.
     """
 
     is_draining: bool
@@ -42,6 +43,7 @@ class HealthFacts:
     pool_has_failed: bool
     healthy_workers: int
     total_workers: int
+    resting_workers: int = 0
     needs_tokens: bool = False
     has_tokenizer: bool = False
 
@@ -63,7 +65,7 @@ def unreadiness(facts: HealthFacts) -> str | None:
         return "starting"
     if facts.pool_has_failed:
         return "prepare_pool_failed"
-    if not facts.healthy_workers:
+    if not (facts.healthy_workers or facts.resting_workers):
         return "no_available_workers"
     if facts.needs_tokens and not facts.has_tokenizer:
         return "tokenizer_unavailable"

@@ -21,6 +21,7 @@ from meshd.controller.pool_watch import PoolWatch
 from meshd.metrics.cells import FloatCounter
 from meshd.metrics.render import CONTENT_TYPE, render
 from meshd.metrics.table import MetricTable
+from meshd.routing.conditions import STATES, Conditions
 from meshd.routing.load import LoadTable
 from meshd.routing.registry import Upstream
 from meshd.routing.upstream import UNKNOWN_MODEL
@@ -73,7 +74,8 @@ class MetricsRoutes:
         upstreams: Callable[[], Iterable[Upstream]],
         body_memory_bytes: int,
         pool: PoolWatch,
-        engines: Callable[[], dict[tuple[str, ...], float]] = dict,
+        engines: Callable[[], dict[tuple[str, ...], float]],
+        conditions: Conditions,
     ) -> None:
         self._table = table
         self._engines = engines
@@ -84,6 +86,7 @@ class MetricsRoutes:
         self._upstreams = upstreams
         self._body_memory_bytes = body_memory_bytes
         self._pool = pool
+        self._conditions = conditions
         self._start_time_s = time.time() - (time.monotonic_ns() - board.started_ns) / 1e9
 
     async def handle(self, request: Request) -> Response:
@@ -100,7 +103,8 @@ class MetricsRoutes:
 
     def metrics(self) -> bytes:
         """Render everything; some 20 ms for a dozen processes, without waiting for any of them."""
-        values = process_values(self._board, self._ledger) | upstream_values(self._upstreams(), self._loads)
+        values = process_values(self._board, self._ledger)
+        values |= upstream_values(self._upstreams(), self._loads, self._conditions)
         values["mesh_tokenizer_info"] = self._engines()
         values["mesh_build_info"] = {(__version__,): 1}
         values["mesh_start_time_seconds"] = {(): self._start_time_s}
@@ -154,12 +158,18 @@ def process_values(board: ProcessBoard, ledger: CpuLedger) -> Values:
     }
 
 
-def upstream_values(upstreams: Iterable[Upstream], loads: LoadTable) -> Values:
+def upstream_values(upstreams: Iterable[Upstream], loads: LoadTable, conditions: Conditions) -> Values:
     """Return the gauges of the registered upstreams; a model is counted once for each that serves it."""
     health: dict[tuple[str, ...], float] = {}
     active: dict[tuple[str, ...], float] = {}
     sizes: dict[tuple[str, ...], float] = {}
+    breaker: dict[tuple[str, ...], float] = {}
+    failures: dict[tuple[str, ...], float] = {}
+    successes: dict[tuple[str, ...], float] = {}
     for upstream in upstreams:
+        breaker[(upstream.url,)] = STATES.index(conditions.breaker_of(upstream.number))
+        runs = conditions.runs_of(upstream.number)
+        failures[(upstream.url,)], successes[(upstream.url,)] = runs
         health[(upstream.url,)] = float(upstream.is_healthy)
         active[(upstream.url,)] = loads.load(upstream.number)
         for model in upstream.models or (UNKNOWN_MODEL,):
@@ -167,6 +177,9 @@ def upstream_values(upstreams: Iterable[Upstream], loads: LoadTable) -> Values:
             sizes[key] = sizes.get(key, 0) + 1
     return {
         "mesh_worker_health": health,
+        "mesh_worker_cb_state": breaker,
+        "mesh_worker_cb_consecutive_failures": failures,
+        "mesh_worker_cb_consecutive_successes": successes,
         "mesh_worker_requests_active": active,
         "mesh_worker_pool_size": sizes,
     }

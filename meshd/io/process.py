@@ -51,6 +51,8 @@ from meshd.routing.load import LoadTable
 from meshd.routing.placement import Placer
 from meshd.routing.policies.table import policy_table
 from meshd.routing.registry import RegistryBoard
+from meshd.routing.retry_budget import RetryBudget
+from meshd.routing.retry_rules import RetryRules
 from meshd.slab import SLAB_KIND, BodySlab
 from meshd.tls import TlsContext, client_context, server_context
 
@@ -151,6 +153,22 @@ class IoProcess:
             topology,
             queue_timeout_ns,
             has_tokenizer=TokenizerBoard.attach(fds["tokenizers"]).has_tokenizer,
+            conditions=conditions,
+            budget=RetryBudget(
+                Segment.attach(fds["retries"], "retries"),
+                manifest.index,
+                topology.io_seats,
+                settings.retry_budget_ratio,
+                settings.retry_budget_min,
+            ),
+            retry_rules=RetryRules(
+                1 if settings.disable_retries else settings.retry_max_retries,
+                settings.retry_initial_backoff_ms / 1e3,
+                settings.retry_max_backoff_ms / 1e3,
+                settings.retry_backoff_multiplier,
+                settings.retry_jitter_factor,
+                settings.retry_on_500,
+            ),
         )
         self.services = Services(
             loop=loop,

@@ -41,10 +41,12 @@ from typing import Final, Literal
 from meshd.memory import Fence, Segment
 from meshd.routing.condition_cells import (
     ENDS,
+    FAILURES,
     LINE_WORDS,
     OPENED,
     PHASE_MASK,
     SEGMENT_KIND,
+    SUCCESSES,
     ConditionCells,
     FailureRing,
     segment_bytes,
@@ -125,6 +127,11 @@ class Conditions:
 
     def breaker_of(self, number: int) -> BreakerState:
         return STATES[self.cells.breaker_words[number * LINE_WORDS]]
+
+    def runs_of(self, number: int) -> tuple[int, int]:
+        """Return the failures in a row, and the successful trials of a half-open breaker."""
+        words, line = self.cells.breaker_words, number * LINE_WORDS
+        return words[line + FAILURES], words[line + SUCCESSES]
 
     def cooldown_s(self, number: int) -> float:
         """Return for how many seconds no process uses the upstream because it asked for that; else 0."""
