@@ -18,11 +18,13 @@ from typing import Final
 
 from meshd.admission.cells import Cells
 from meshd.api.health import HealthFacts
+from meshd.config.cluster import find_cluster
 from meshd.config.settings import Settings
 from meshd.control import ChildLink, Manifest, ProcessBoard, start_child
 from meshd.controller.admin import AdminRoutes
 from meshd.controller.answers import refuse
 from meshd.controller.breakers import BreakerKeeper, TransitionTeller
+from meshd.controller.discovery.tasks import Discovery
 from meshd.controller.http_client import UpstreamClient
 from meshd.controller.http_server import HttpServer
 from meshd.controller.pool_watch import PoolWatch
@@ -123,9 +125,13 @@ class Controller:
         servers = await self._listen(upstreams, tokenizers)
         loop.add_reader(self._link.fileno(), self._on_message, stopped)
         self._link.ready()
+        discovery = Discovery(
+            self._settings, find_cluster(os.environ), upstreams.sources, self._row, self._log
+        )
         async with asyncio.TaskGroup() as tasks:
             background = [
                 tasks.create_task(upstreams.run()),
+                tasks.create_task(discovery.run()),
                 tasks.create_task(self._breakers.run()),
                 tasks.create_task(self._beat(upstreams, tokenizers)),
             ]
