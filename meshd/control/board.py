@@ -163,6 +163,7 @@ class BoardRow(_Words):
         self.heartbeat_ns = now_ns
         self.busy = 0
         self.job_deadline_ns = 0
+        self.restart_at_ns = 0
         if self._state == State.GONE and is_restart:
             self.restarts += 1
         self._state = State.STARTING

@@ -62,7 +62,7 @@ class Link(Protocol):
 class Backoff:
     """When a dead worker may be replaced: at once, unless 5 died within 10 s; then after 1 s, 2 s … 30 s.
 
-    A minute without a death resets it.
+    A minute of life without a death resets it; the wait before that life is no part of the minute.
     """
 
     def __init__(self) -> None:
@@ -71,7 +71,7 @@ class Backoff:
 
     def died(self, now_ns: int) -> int:
         """Count a death; return the nanoseconds to wait before the replacement."""
-        if self._deaths and now_ns - self._deaths[-1] > 60 * _SECOND:
+        if self._deaths and now_ns - self._deaths[-1] - self._delay_ns > 60 * _SECOND:
             self._deaths.clear()
             self._delay_ns = 0
         self._deaths.append(now_ns)
@@ -308,11 +308,13 @@ class PrepareGroup:
         try:
             pid = os.fork()
         except OSError as error:  # a limit on processes or memory: no worker is better than no leader
-            place.fork_at_ns = now_ns + max(self._backoff.died(now_ns), _SECOND)
+            place.fork_at_ns = seat.row.restart_at_ns = now_ns + max(self._backoff.died(now_ns), _SECOND)
             self._report("prepare_worker_not_forked", seat=seat.number, error=str(error))
             return
         if pid == 0:
             self._become_worker(seat, place, leader_pid)
+        for each in place.seats:
+            each.row.restart_at_ns = 0
         seat.pid, seat.is_child, seat.kill_at_ns, seat.version = pid, True, 0, self._version
         seat.pidfd = os.pidfd_open(pid)
         cpus = ",".join(map(str, place.cpus))
@@ -348,11 +350,14 @@ class PrepareGroup:
             return
         _, status = os.waitpid(seat.pid, 0)
         is_orderly = status == 0 and seat.kill_at_ns != 0
+        delay_ns = 0
         if not is_orderly:
             place.died = True
             code = os.waitstatus_to_exitcode(status)
-            self._report("prepare_worker_died", seat=seat.number, pid=seat.pid, exit=code)
-        self._vacate(seat, place, now_ns, 0 if is_orderly else self._backoff.died(now_ns))
+            delay_ns = self._backoff.died(now_ns)
+            died = {"seat": seat.number, "pid": seat.pid, "exit": code, "next_start_s": delay_ns / _SECOND}
+            self._report("prepare_worker_died", **died)
+        self._vacate(seat, place, now_ns, delay_ns)
 
     def _vacate(self, seat: _Seat, place: _Place, now_ns: int, delay_ns: int) -> None:
         if seat.row.pid == seat.pid:
@@ -360,6 +365,8 @@ class PrepareGroup:
         seat.pid = seat.gone_at_ns = seat.kill_at_ns = 0
         seat.is_child = seat.is_killed = False
         place.fork_at_ns = now_ns + delay_ns
+        if delay_ns:
+            seat.row.restart_at_ns = place.fork_at_ns
         self._settle(seat)
 
     def _settle(self, seat: _Seat) -> None:
@@ -370,6 +377,12 @@ class PrepareGroup:
         for io_seat, bell in enumerate(self._io_bells):
             WorkerEnd(self._rings, self._layout.pair(io_seat, seat.number)).settle(now_ns)
             os.eventfd_write(bell, 1)
+
+    def reopen_logs(self) -> None:
+        """Ask all workers to reopen their log files; each does before its next job."""
+        for seat, _ in self._held():
+            self._rings.words[self._layout.log_turn_word(seat.number)] += 1
+            os.eventfd_write(self._bells[seat.number], 1)
 
     # --- watching ---
 

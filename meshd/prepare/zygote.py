@@ -213,12 +213,14 @@ class Leader:
             job_runner(builder),
             lambda error: log.error("prepare_job_failed", error="".join(traceback.format_exception(error))),
             manifest.supervisor_pid,
+            reopen_log=log.reopen,
         )
         worker.run()
 
     def _on_message(self, message: dict[str, Any]) -> None:
         if message.get("t") == "reopen_logs":
             self._log.reopen()
+            self._group.reopen_logs()
 
     def _open_log(self, name: str) -> Log:
         settings = self._settings

@@ -292,7 +292,10 @@ class Children:
         child.is_ready = child.is_loaded = False
         if child.duty is Duty.RETIRING:
             self.all.remove(child)
-        self._board.row(child.spec.seat).close()
+        row = self._board.row(child.spec.seat)
+        row.close()
+        if delay_ns and child.duty is Duty.SERVING and not is_ending:
+            row.restart_at_ns = child.next_start_ns
         if child.spec.role is Role.LEADER:
             self._orphans.leader_died(pid)
 

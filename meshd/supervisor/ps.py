@@ -8,6 +8,7 @@ that link; nothing is written and no process is asked.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import sys
@@ -111,8 +112,12 @@ def _copy(link: Path) -> ProcessBoard:
 
 
 def processes_of(board: ProcessBoard) -> list[ProcessInfo]:
-    """List who sits on the board: the supervisor, then by role and index; empty seats are left out."""
-    rows = [row for row in board.rows() if row.pid]
+    """List who sits on the board: the supervisor, then by role and index; empty seats are left out.
+
+    Not so a seat whose process has died too often and waits for its next start: it has no pid (0), and its
+    state is "backoff".
+    """
+    rows = [row for row in board.rows() if row.pid or row.restart_at_ns]
     order = list(Role)
     rows.sort(key=lambda row: (order.index(row.role) if row.role else 0, row.index))
     now_ns = time.monotonic_ns()
@@ -129,18 +134,18 @@ def _process(instance: int, row: BoardRow, now_ns: int) -> ProcessInfo:
         cpus=_cpus(row),
         rss_bytes=rss,
         pss_bytes=pss,
-        state=row.state.name.lower(),
+        state=row.state.name.lower() if row.pid else "backoff",
         restarts=row.restarts,
-        uptime_s=round((now_ns - row.started_ns) / 1e9, 1),
+        uptime_s=round((now_ns - row.started_ns) / 1e9, 1) if row.pid else 0.0,
     )
 
 
 def _cpus(row: BoardRow) -> str:
     """Where the process may run in fact; the board tells where it was meant to."""
-    try:
-        return format_cpu_list(os.sched_getaffinity(row.pid))
-    except OSError:
-        return row.cpus
+    if row.pid:
+        with contextlib.suppress(OSError):
+            return format_cpu_list(os.sched_getaffinity(row.pid))
+    return row.cpus
 
 
 def _memory(pid: int) -> tuple[int, int]:

@@ -37,6 +37,15 @@ def test_an_instance_is_found_by_the_board_of_its_supervisor(board):
     ]
 
 
+def test_a_seat_that_waits_for_its_next_start_is_shown_without_a_process(board):
+    board.row(1).restart_at_ns = 1
+    process = ps.processes_of(board)[-1]
+    assert (process.role, process.index, process.pid, process.state) == ("io", 1, 0, "backoff")
+    assert (process.cpus, process.rss_bytes, process.uptime_s) == ("0", 0, 0.0)
+    board.row(1).open(Role.IO, 1, os.getpid(), "0")
+    assert (ps.processes_of(board)[-1].state, board.row(1).restarts) == ("starting", 1)
+
+
 def test_what_is_found_is_a_copy(board):
     found = ours(ps.find_boards())
     found.is_draining = 1
