@@ -68,16 +68,58 @@ def test_change_by_a_user_stays_until_the_settings_say_something_new() -> None:
     assert (changed.is_healthy, changed.state) == (True, "active")
 
 
-def test_announced_upstream_is_added_once_and_keeps_what_it_was_added_with() -> None:
+def test_announced_upstream_is_added_once() -> None:
     node = UpstreamSet()
     node.start()
     node.sources.announce("file", "a", Announcement(A, model_id="m1"))
-    node.sources.announce("file", "a", Announcement(A, model_id="other"))
+    node.sources.announce("file", "a", Announcement(A, model_id="m1"))
     assert [(u.url, u.source, u.source_key, u.models) for u in node.keeper.upstreams] == [
         (A, "file", "a", ("m1",))
     ]
     assert node.sources.keys_of("file") == {"a"}
     assert node.sources.keys_of("dns") == set()
+
+
+def test_announcement_that_a_source_changed_is_taken_over_and_one_that_it_repeats_is_not() -> None:
+    node = UpstreamSet()
+    node.start()
+    node.sources.announce("file", "a", Announcement(A, api_key="k1"))
+    node.activate(A, "m")
+    node.keeper.change(node.the(A), priority=99)
+    node.run_due()
+    node.restart()
+    node.start()
+    node.sources.announce("file", "a", Announcement(A, api_key="k1"))
+    assert node.the(A).priority == 99
+    node.sources.announce("file", "a", Announcement(A, api_key="k2", labels=(("x", "1"),)))
+    changed = node.the(A)
+    assert (changed.api_key, changed.labels, changed.is_healthy) == ("k2", {"x": "1"}, True)
+
+
+def test_upstream_of_a_source_that_a_user_removed_stays_removed_until_it_was_withdrawn() -> None:
+    node = UpstreamSet()
+    node.start()
+    node.sources.announce("file", "a", Announcement(A))
+    node.keeper.drain([node.the(A)])
+    node.pass_time(0.25)
+    node.restart()
+    node.start()
+    node.sources.announce("file", "a", Announcement(A))
+    assert node.urls() == []
+    assert node.sources.keys_of("file") == {"a"}
+    node.sources.withdraw("file", "a")
+    node.sources.announce("file", "a", Announcement(A))
+    assert node.urls() == [A]
+
+
+def test_waiting_announcement_comes_as_it_was_last_made() -> None:
+    node = UpstreamSet()
+    node.start(A)
+    node.sources.announce("dns", A, Announcement(A, api_key="k1"))
+    node.sources.announce("dns", A, Announcement(A, api_key="k2"))
+    node.keeper.drain([node.the(A)])
+    node.pass_time(0.25)
+    assert (node.the(A).source, node.the(A).api_key) == ("dns", "k2")
 
 
 def test_source_drains_only_its_own() -> None:
