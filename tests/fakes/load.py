@@ -15,22 +15,34 @@ from tests.fakes.node import Node
 
 @dataclass(frozen=True)
 class Failure:
-    """``is_cut``: the connection ended, or could not be made; else the answer was wrong."""
+    """``is_cut``: the connection ended, or could not be made; else the answer was wrong.
+
+    ``asked_at``: when the request was sent.
+    """
 
     at: float
     port: int
     is_cut: bool
     what: str
+    asked_at: float
 
 
 class SteadyLoad:
     """Runs in a thread of its own while the block runs. One request in two is a stream of about 0.2 s.
 
-    ``paced_s``: pause of each connection between two requests.
+    ``paced_s``: pause of each connection between two requests. ``reuses``: a connection has more than one.
     """
 
-    def __init__(self, node: Node, connections: int = 12, paced_s: float = 0.01, **members: object) -> None:
-        self._node, self._connections, self._paced_s = node, connections, paced_s
+    def __init__(
+        self,
+        node: Node,
+        connections: int = 12,
+        paced_s: float = 0.01,
+        *,
+        reuses: bool = True,
+        **members: object,
+    ) -> None:
+        self._node, self._connections, self._paced_s, self._reuses = node, connections, paced_s, reuses
         self._members = {"model": "m1", **members}
         self._numbers = count()
         self._is_over = False
@@ -71,17 +83,21 @@ class SteadyLoad:
                 await asyncio.sleep(0.05)
                 continue
             port = writer.get_extra_info("sockname")[1]
+            asked_at = 0.0
             try:
-                while not self._is_over:
-                    await self._ask(reader, writer, port)
+                is_open = True
+                while is_open and not self._is_over:
+                    asked_at = time.monotonic()
+                    is_open = await self._ask(reader, writer, port) and self._reuses
                     await asyncio.sleep(self._paced_s)
             except (OSError, EOFError, TimeoutError) as error:
-                self.failures.append(Failure(time.monotonic(), port, True, repr(error)))
+                self.failures.append(Failure(time.monotonic(), port, True, repr(error), asked_at))
             finally:
                 writer.close()
 
-    async def _ask(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, port: int) -> None:
-        number = next(self._numbers)
+    async def _ask(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, port: int) -> bool:
+        """Return whether the connection may be used again."""
+        number, asked_at = next(self._numbers), time.monotonic()
         is_stream = number % 2 == 1
         body = json.dumps({**self._members, "prompt": f"n-{number}-n", "stream": is_stream}).encode()
         writer.write(
@@ -94,7 +110,9 @@ class SteadyLoad:
         if head.startswith(b"HTTP/1.1 200") and b"n-%d-n" % number in answer and answer.endswith(end):
             self.completed += 1
         else:
-            self.failures.append(Failure(time.monotonic(), port, False, f"{head!r} {answer[:300]!r}"))
+            what = f"{head!r} {answer[:300]!r}"
+            self.failures.append(Failure(time.monotonic(), port, False, what, asked_at))
+        return b"connection: close" not in head.lower()
 
 
 async def read_response(reader: asyncio.StreamReader) -> tuple[bytes, bytes]:
