@@ -90,6 +90,7 @@ def _rows() -> dict[str, ErrorCode]:
         ErrorCode("conflicting_backend_credentials", 503, internal, no, 60),
         # routes
         ErrorCode("controller_unavailable", 503, internal, again, 1),
+        ErrorCode("admin_required", 403, down, no),
     )
     return {row.name: row for row in rows}
 

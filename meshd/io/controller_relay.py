@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from meshd.errors import MeshError
 from meshd.io.headers import forwarded_fields, upstream_head
+from meshd.io.routes import READING
 from meshd.io.upstream import UpstreamFailure
 
 if TYPE_CHECKING:
@@ -39,7 +40,9 @@ async def ask_controller(
     )
     body = [room.body[: record.bytes_in]]
     try:
-        return await leg.ask(io.controller, head.method, request, body, needs_fresh=False)
+        # A change is sent once: a repeated one would meet what the first has done.
+        is_change = head.method not in READING
+        return await leg.ask(io.controller, head.method, request, body, needs_fresh=is_change)
     except UpstreamFailure as failure:
         raise MeshError(
             "controller_unavailable", "The controller is being restarted.", cause=failure.cause

@@ -116,6 +116,7 @@ class Exchange:
             self._begin(route.label, "req-")
             self.record.is_routine = route.health is not None
             if route.is_relayed:
+                io.routes.admit(head.method, self._downstream.peer)
                 await self._serve_by_controller()
             else:
                 self._answer(*io.routes.answer(route, head.method))
@@ -372,6 +373,15 @@ class Exchange:
             self.leg.fail("admission_closed", "the grace period is over")
         else:
             self._cancel()
+
+    def upstream_id(self) -> str:
+        """Return the id of the upstream that the request is at, empty if it is at none."""
+        return "" if self.placement is None else self.placement.upstream.id
+
+    def cut_off(self, cause: str) -> None:
+        """End what the upstream is doing for the request, as if it had closed the connection."""
+        if self.leg is not None:
+            self.leg.cut_off(cause)
 
     def _cancel(self) -> None:
         if self._job is not None:

@@ -37,6 +37,7 @@ class Leg:
         "_first_byte_deadline",
         "_io",
         "_is_closed",
+        "_is_cut_off",
         "_progress_at",
         "_unsent_bytes",
         "connection",
@@ -49,6 +50,7 @@ class Leg:
         self._io = io
         self._first_byte_deadline = 0.0
         self._is_closed = False
+        self._is_cut_off = False
         self._progress_at = 0.0
         self._unsent_bytes = 0
         self.request_deadline = request_deadline
@@ -76,7 +78,8 @@ class Leg:
                 response = self.response = await self._start(connection, method, request, body)
                 return response
             except UpstreamFailure as failure:
-                if failure.has_response_bytes or failure.code != "upstream_connection_failed":
+                is_death = failure.code == "upstream_connection_failed" and not self._is_cut_off
+                if failure.has_response_bytes or not is_death:
                     raise
                 io.metrics.reuse_retries.inc()
                 self.is_reused = False
@@ -107,6 +110,11 @@ class Leg:
         """Give the connection back to the pool, which keeps it only if the exchange left it clean."""
         if self.connection is not None:
             self._io.pool.release(self.connection)
+
+    def cut_off(self, cause: str) -> None:
+        """Fail as if the upstream had closed the connection, but without another try there."""
+        self._is_cut_off = True
+        self.fail("upstream_connection_failed", cause)
 
     def fail(self, code: str, cause: str) -> None:
         if self.connection is not None:

@@ -14,14 +14,16 @@ import resource
 import sys
 import time
 from collections.abc import Sequence
-from typing import Final
+from functools import partial
+from typing import Any, Final
 
 import uvloop
 
+from meshd import __version__
 from meshd.admission.gate import Gate, GateLimits
 from meshd.api.endpoints import EndpointRegistry
 from meshd.config import Settings
-from meshd.control import BoardRow, ChildLink, Manifest, ProcessBoard, start_child
+from meshd.control import BoardRow, ChildLink, Manifest, ProcessBoard, Topology, start_child
 from meshd.director import Director
 from meshd.errors import StartupError
 from meshd.io.account import Ledger
@@ -32,6 +34,7 @@ from meshd.io.headers import HttpDate, RequestIds
 from meshd.io.listener import Listener
 from meshd.io.measure import IoMetrics, PrepareCounters
 from meshd.io.pool import Address, UpstreamPool
+from meshd.io.registry_watch import RegistryWatch
 from meshd.io.routes import Routes
 from meshd.io.server import Server
 from meshd.io.services import Services
@@ -177,7 +180,12 @@ class IoProcess:
             metrics=self.metrics,
             director=director,
             pool=self.pool,
-            routes=Routes(director.health_facts, lambda: placer.registry, int(time.time())),
+            routes=Routes(
+                director.health_facts,
+                lambda: placer.registry,
+                partial(server_info, settings, topology, self.board),
+                settings.open_admin,
+            ),
             endpoints=EndpointRegistry(settings.passthrough_paths),
             cors=Cors(settings.cors_allowed_origins) if settings.cors_allowed_origins else None,
             request_ids=RequestIds(settings.request_id_headers),
@@ -188,6 +196,9 @@ class IoProcess:
             # uvloop's own clock stands still within a turn and counts whole milliseconds
             clock=time.monotonic,
             ledger=Ledger(self.metrics, self.log, manifest.index),
+        )
+        self._registry_watch = RegistryWatch(
+            lambda: placer.registry, self.pool.close_idle, lambda: self.services.exchanges
         )
         limit = _raise_descriptor_limit()
         cap = connection_cap(limit)
@@ -267,10 +278,12 @@ class IoProcess:
             return
         self.prepare.drain_completions()
         self.services.director.poll()
+        self._registry_watch.check()
 
     def _check_prepare(self) -> None:
         self.prepare.check(time.monotonic_ns())
         self.services.director.poll()
+        self._registry_watch.check()
         self._loop.call_later(PREPARE_CHECK_SECS, self._check_prepare)
 
     def _tick(self) -> None:
@@ -325,6 +338,19 @@ class IoProcess:
         self.log.flush(10_000)
         if not self._ended.done():
             self._ended.set_result(code)
+
+
+def server_info(settings: Settings, topology: Topology, board: ProcessBoard) -> dict[str, Any]:
+    """Return what ``/get_server_info`` tells besides the number of upstreams."""
+    return {
+        "version": __version__,
+        "uptime_secs": round((time.monotonic_ns() - board.started_ns) / 1e9, 3),
+        "policy": settings.policy,
+        "topology": "regular",
+        "io_processes": topology.io_processes,
+        "prepare_workers": topology.prepare_workers,
+        "prepare_groups": len(topology.groups),
+    }
 
 
 def _raise_descriptor_limit() -> int:

@@ -1,0 +1,56 @@
+"""Act on a new generation of the set of upstreams, beyond placing by it (upstream.md §9).
+
+Idle connections to an origin that takes no requests any more are closed at once; requests that run on an
+upstream which was removed by force are cut, as if it had died.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Final, Protocol
+
+from meshd.routing.registry import Registry
+
+CUT_CAUSE: Final = "the upstream was removed by force"
+
+
+class Running(Protocol):
+    """A request in progress: an ``Exchange``."""
+
+    def upstream_id(self) -> str: ...
+
+    def cut_off(self, cause: str) -> None: ...
+
+
+class RegistryWatch:
+    """``registry`` gives the newest generation; ``close_idle`` closes what is idle to an origin."""
+
+    def __init__(
+        self,
+        registry: Callable[[], Registry],
+        close_idle: Callable[[str], None],
+        running: Callable[[], Iterable[Running]],
+    ) -> None:
+        self._registry = registry
+        self._close_idle = close_idle
+        self._running = running
+        self._generation = -1
+        self._origins: frozenset[str] = frozenset()
+
+    def check(self) -> None:
+        """Look whether the set has changed; one comparison while it has not."""
+        registry = self._registry()
+        if registry.generation == self._generation:
+            return
+        self._generation = registry.generation
+        origins = frozenset(u.base_url for u in registry.upstreams if u.state != "draining")
+        for origin in self._origins - origins:
+            self._close_idle(origin)
+        self._origins = origins
+        if registry.cut:
+            for request in list(self._running()):
+                if request.upstream_id() in registry.cut:
+                    request.cut_off(CUT_CAUSE)
+
+    def __repr__(self) -> str:
+        return f"RegistryWatch(generation={self._generation}, {len(self._origins)} origins)"
