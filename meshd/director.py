@@ -7,6 +7,7 @@ prepare worker, `place` is pure computation over shared memory. What is taken he
 from __future__ import annotations
 
 import asyncio
+import random
 import time
 from collections.abc import Callable, Collection
 from typing import Any, Final, Literal
@@ -20,6 +21,7 @@ from meshd.errors import MeshError
 from meshd.prepare.client import PrepareClient
 from meshd.prepare.job import Job, Result
 from meshd.routing.conditions import Conditions, Outcome
+from meshd.routing.origins import first_available
 from meshd.routing.placement import Placement, Placer
 from meshd.routing.readiness import node_facts
 from meshd.routing.retry_budget import RetryBudget
@@ -108,6 +110,7 @@ class Director:
         conditions: Conditions,
         budget: RetryBudget,
         retry_rules: RetryRules,
+        uniform: Callable[[], float] = random.random,
     ) -> None:
         self._loop = loop
         self._gate = gate
@@ -121,6 +124,7 @@ class Director:
         self._conditions = conditions
         self.budget = budget
         self.retry_rules = retry_rules
+        self._uniform = uniform
         self._is_flush_due = False
 
     # -------------------------------------------------------------------------------------- entering
@@ -237,6 +241,10 @@ class Director:
         """Return in how many seconds a request can be placed, infinite if that is not known."""
         return self._placer.ready_in_s(endpoint, view)
 
+    def retry_delay_s(self, retry: int) -> float:
+        """Return the delay before retry number ``retry``, from 1, with its jitter."""
+        return self.retry_rules.delay_s(retry, self._uniform)
+
     def report(self, placement: Placement, outcome: Outcome, began_s: float, ended_s: float) -> bool:
         """Tell the breaker how an exchange ended, before its release; False if a failure got lost."""
         return self._placer.report(placement, outcome, began_s, ended_s)
@@ -253,6 +261,10 @@ class Director:
     def origins(self, endpoint: Endpoint) -> tuple[Upstream, ...]:
         """Return the origins that a resource operation asks; raise MeshError when there are none."""
         return self._placer.origins(endpoint)
+
+    def first_available(self) -> Upstream:
+        """Return the first upstream that takes requests; raise MeshError when there is none."""
+        return first_available(self._placer.registry, self._conditions.is_available)
 
     def hold(self, upstream: Upstream) -> Placement:
         """Count the load of an upstream that is asked without having been picked."""

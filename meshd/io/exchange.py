@@ -28,6 +28,7 @@ from meshd.io.controller_relay import (
 )
 from meshd.io.downstream import DownstreamConnection
 from meshd.io.fan_out import FanOut, ResourceRequest
+from meshd.io.first_upstream import ask_first_upstream
 from meshd.io.headers import downstream_head
 from meshd.io.http1 import Field, RequestHead, ResponseHead
 from meshd.io.leg import Leg
@@ -38,6 +39,7 @@ from meshd.io.request_checks import (
     check_length_and_expectation,
     content_length_of,
 )
+from meshd.io.routes import check_reading
 from meshd.io.sse import SseRelay
 
 if TYPE_CHECKING:
@@ -118,6 +120,9 @@ class Exchange:
             if route.is_relayed:
                 io.routes.admit(head.method, self._downstream.peer)
                 await self._serve_by_controller()
+            elif route.kind == "first_upstream":
+                check_reading(head.method)
+                await self._relay_response(None, *await ask_first_upstream(io, self, head))
             else:
                 self._answer(*io.routes.answer(route, head.method))
             return
@@ -159,6 +164,8 @@ class Exchange:
         attempts = Attempts(io, self, self._head, endpoint, view, room)
         response, authority = await attempts.run()
         await self._relay_response(endpoint, response, authority)
+        if self._relay is not None:
+            attempts.ended(response.status, self._relay)
 
     async def _serve_prepared(self, endpoint: Endpoint) -> None:
         """A prepare worker writes the whole answer; no upstream is asked."""
@@ -296,15 +303,15 @@ class Exchange:
 
     def _extra_fields(self) -> tuple[Field, ...]:
         """What `--cors-allowed-origins` and `--route-headers` add to a response."""
-        cors, placement = self._io.cors, self.placement
+        cors, record = self._io.cors, self.record
         fields = () if cors is None else cors.response_fields(self._head)
-        if placement is None or not self._io.settings.route_headers:
+        if not record.upstream or not self._io.settings.route_headers:
             return fields
         return (
             *fields,
-            (b"x-mesh-upstream", placement.upstream.url.encode("latin-1")),
-            (b"x-mesh-attempts", b"%d" % self.record.attempts),
-            (b"x-mesh-route-reason", placement.reason.encode("latin-1")),
+            (b"x-mesh-upstream", record.upstream.encode("latin-1")),
+            (b"x-mesh-attempts", b"%d" % record.attempts),
+            (b"x-mesh-route-reason", record.reason.encode("latin-1")),
         )
 
     async def _serve_by_controller(self) -> None:

@@ -1,10 +1,14 @@
-"""Which origins a Responses resource operation asks: nobody knows which one keeps the response.
+"""Which upstreams are asked without being picked by a policy.
+
+A Responses resource operation asks all origins: nobody knows which one keeps the response.
 
 Ranks of one origin keep it together and are asked once. Unhealthy and draining upstreams count: they may
 be the one that has it (endpoints.md §7).
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 from meshd.api.endpoints import Endpoint
 from meshd.errors import MeshError
@@ -30,3 +34,14 @@ def origins_of(registry: Registry, endpoint: Endpoint) -> tuple[Upstream, ...]:
     if not chosen:
         raise MeshError("unsupported_api", "No server offers this API.")
     return tuple(chosen[url] for url in sorted(chosen))
+
+
+def first_available(registry: Registry, is_available: Callable[[Upstream], bool]) -> Upstream:
+    """Return the available upstream that was registered first; of prefill and decode ones a prefill.
+
+    Raises ``MeshError`` ``no_workers``.
+    """
+    for upstream in registry.upstreams:
+        if upstream.worker_type != "decode" and is_available(upstream):
+            return upstream
+    raise MeshError("no_workers", "No server is available.")

@@ -6,7 +6,7 @@ import pytest
 
 from meshd.api.endpoints import ENDPOINTS
 from meshd.errors import MeshError
-from meshd.routing.origins import origins_of
+from meshd.routing.origins import first_available, origins_of
 from meshd.routing.registry import Registry
 from meshd.routing.upstream import Upstream
 
@@ -71,3 +71,17 @@ def test_ranks_of_one_origin_with_different_keys_conflict(make_upstream: MakeUps
             60,
         )
         assert "h:1" not in error.message
+
+
+def test_first_available_upstream_is_that_registered_first_and_never_a_decode_one() -> None:
+    upstreams = [
+        Upstream(0, "0", "http://d:1", worker_type="decode"),
+        Upstream(1, "1", "http://a:1"),
+        Upstream(2, "2", "http://b:1"),
+    ]
+    registry = Registry(1, upstreams)
+    assert first_available(registry, lambda upstream: True).number == 1
+    assert first_available(registry, lambda upstream: upstream.number == 2).number == 2
+    with pytest.raises(MeshError) as caught:
+        first_available(registry, lambda upstream: False)
+    assert caught.value.code == "no_workers"
