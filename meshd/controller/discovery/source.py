@@ -5,15 +5,14 @@ reconciler compares that with the upstreams that this source has in the registry
 and withdraws what is no longer listed. It never touches those of others, so all sources work side by side,
 and since it compares with the registry, a new controller goes on where a killed one left it.
 
-    source ── want(scope, listed) ──> Reconciler ── announce, withdraw ──> keeper of the registry
-    timer  ── settle() ─────────────>
+    source ── want(scope, listed) ──> Reconciler ── announce, withdraw ──> controller/sources.py
 
 A *scope* is what is read as a whole and can be unreadable by itself, such as the A records of one name; it
 is the beginning of the keys in it. A scope that has not been read keeps all that it has, since nothing is
 known about it. Keys of no scope belonged to a former configuration and are withdrawn.
 
-What is listed is there: an upstream that somebody else removed while it is listed is announced again, as a
-new one. An announcement whose URL another source has, or still drains, waits in the keeper.
+The keeper of announcements has the memory: what waits for a URL that is taken, what a user removed though
+it is listed, and what a former controller announced.
 """
 
 from __future__ import annotations
@@ -34,16 +33,16 @@ Listed = Mapping[str, Announcement]
 
 
 class Keeper(Protocol):
-    """The half of the registry keeper that sources need."""
+    """What sources need of ``controller.sources.Sources``."""
 
     def announce(self, source: str, key: str, announcement: Announcement) -> object:
-        """Register an upstream unless it is there; it waits while its URL is taken or the set full."""
+        """Have an upstream in the set, as announced."""
 
     def withdraw(self, source: str, key: str) -> object:
         """Drain an upstream of a source, or forget one that waits."""
 
     def keys_of(self, source: str) -> Collection[str]:
-        """Return the keys of a source's upstreams, waiting ones included, draining ones not."""
+        """Return the keys that a source has announced and not withdrawn."""
 
 
 @dataclass(frozen=True, slots=True)

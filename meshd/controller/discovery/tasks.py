@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, Final
+from typing import Any
 
 from meshd.config import Settings, WorkerSpec
 from meshd.config.cluster import Cluster
@@ -18,13 +18,11 @@ from meshd.controller.discovery.source import Keeper, Reconciler, SourceMetrics
 from meshd.log import Log
 from meshd.metrics.cells import MetricRow
 
-SETTLE_INTERVAL_S: Final = 5.0
-
 Run = Callable[[], Coroutine[Any, Any, None]]
 
 
 class Discovery:
-    """Builds the sources; ``run`` follows them until cancelled. ``cluster``: where Kubernetes is."""
+    """The sources, built by the settings. ``cluster``: where Kubernetes is."""
 
     def __init__(
         self,
@@ -46,18 +44,15 @@ class Discovery:
         self._sources = [*self._files(), *self._names(), *self._pods()]
 
     async def run(self) -> None:
-        """An unexpected failure of one source ends all, and so the process."""
+        """Follow the sources; without any this ends at once.
+
+        An unexpected failure of one ends all, and so the process.
+        """
+        for reconciler in self._reconcilers:
+            reconciler.settle()  # drains what the former settings asked for and these do not
         async with asyncio.TaskGroup() as tasks:
             for run in self._sources:
                 tasks.create_task(run())
-            tasks.create_task(self._settle())
-
-    async def _settle(self) -> None:
-        """Drain at once what a source has that is asked for no more; bring back what was removed."""
-        while True:
-            for reconciler in self._reconcilers:
-                reconciler.settle()
-            await self._sleep(SETTLE_INTERVAL_S)
 
     def _files(self) -> list[Run]:
         settings = self._settings

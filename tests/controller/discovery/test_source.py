@@ -90,15 +90,6 @@ def test_a_scope_that_is_no_longer_configured_is_drained() -> None:
     assert bench.counts("dns")[1:] == (1, 1)
 
 
-def test_an_upstream_that_somebody_removed_comes_back_while_it_is_listed() -> None:
-    bench = Bench()
-    reconciler = bench.reconciler("file")
-    reconciler.want("", listed("http://a"))
-    bench.keeper.withdraw("file", "http://a")
-    reconciler.settle()
-    assert bench.keeper.urls("file") == ["http://a"]
-
-
 def test_backoff_grows_from_one_to_thirty_seconds_and_starts_again() -> None:
     backoff = Backoff(random.Random(1))
     delays = [backoff.take() for _ in range(50)]
