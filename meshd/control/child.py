@@ -36,7 +36,8 @@ class ChildLink:
     """A child's end of its SOCK_SEQPACKET pair with the supervisor; messages are small JSON objects.
 
     To the supervisor: ``{"t":"ready"}``. To the child: ``{"t":"drain","grace_s":…}`` (finish what runs, then
-    exit 0), ``{"t":"quit"}`` (exit at once), ``{"t":"reopen_logs"}``. End of file: the supervisor is gone.
+    exit 0), ``{"t":"quit"}`` (exit at once), ``{"t":"reopen_logs"}``. An I/O process hears ``{"t":"linger"}``
+    when the node will soon end: every answer closes its connection. End of file: the supervisor is gone.
 
     In a rolling replacement (supervisor/replacement.py) the new process says ``{"t":"loaded"}`` instead of
     ready, and waits for ``{"t":"take_over"}``. The old one hears ``{"t":"hand_over"}`` (controller, leader:

@@ -323,6 +323,8 @@ class IoProcess:
                 self._departure.drain(float(message.get("grace_s", 0.0)))
             elif kind == "retire":
                 self._departure.retire(float(message.get("grace_s", 0.0)))
+            elif kind == "linger":
+                self.services.is_draining = self.server.is_draining = True
             elif kind == "quit":
                 self._departure.cut()
             elif kind == "reopen_logs":

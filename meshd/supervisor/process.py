@@ -301,6 +301,7 @@ class Supervisor:
         children, board = self._children, self._board
         match act:
             case Act.ANNOUNCE:
+                children.send({"t": "linger"}, Role.IO)  # first: no answer may call the node draining and stay
                 board.is_draining = 1
                 self._row.state = State.DRAINING
                 self._notifier.stopping("draining")
