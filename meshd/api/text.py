@@ -15,20 +15,10 @@ import orjson
 from meshd.api.endpoints import Endpoint
 from meshd.api.request_json import Members
 
-TEXT_BYTES_MAX: Final = 524288
-"""UTF-8 bytes of a routing text that the prefix index looks at."""
-
 
 def routing_text(endpoint: Endpoint, members: Members) -> str:
     """Return the text of a valid request; empty if its prompt holds no text."""
     return _TEXTS[endpoint.name](members)
-
-
-def text_bytes(text: str) -> int:
-    """Return the UTF-8 length of a routing text as routing counts it, at most ``TEXT_BYTES_MAX``."""
-    if len(text) >= TEXT_BYTES_MAX:
-        return TEXT_BYTES_MAX
-    return min(len(text.encode()), TEXT_BYTES_MAX)
 
 
 def compact_json(value: Any) -> str:

@@ -14,12 +14,13 @@ from collections.abc import Callable
 from itertools import islice
 from typing import Any, Final, NoReturn
 
+from meshd.api.block_keys import TEXT_BYTES_MAX, block_keys
 from meshd.api.endpoints import Endpoint
 from meshd.api.facts import read_facts
 from meshd.api.prefix_key import TOKEN_ID_MAX, key_position, pack_token_ids, prefix_key
 from meshd.api.rank_body import find_rank_free
 from meshd.api.request_json import Members, refuse
-from meshd.api.text import routing_text, text_bytes
+from meshd.api.text import routing_text
 from meshd.api.validation import read_request
 from meshd.api.view import NEEDS_RANK_FREE, NEEDS_TEXT, NEEDS_TOKENS, RoutingView
 from meshd.errors import MeshError
@@ -85,7 +86,9 @@ class ViewBuilder:
                 view.rank_free = find_rank_free(members, body)
             text = routing_text(endpoint, members) if needs & NEEDS_TEXT else None
             if text is not None:
-                view.text_bytes = text_bytes(text)
+                data = text[:TEXT_BYTES_MAX].encode()  # a character is a byte at least
+                view.text_bytes = min(len(data), TEXT_BYTES_MAX)
+                view.block_keys = block_keys(view.model, data)
             if needs & NEEDS_TOKENS:
                 self._add_tokens(endpoint, members, view, text, should_stop)
         view.stage_ns = watch.stop()

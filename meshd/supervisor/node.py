@@ -12,6 +12,7 @@ from typing import Final
 
 import meshd
 from meshd import cgroup
+from meshd.api.block_keys import KEYS_MAX
 from meshd.config import Settings
 from meshd.control import Role, Topology
 from meshd.cpus import CpuPlan, CpuTopology, cap_by_quota, plan_cpus, read_topology
@@ -165,8 +166,8 @@ def _ram_bytes() -> int:
 
 
 def _view_bytes(prefix_token_count: int) -> int:
-    """Room for a routing view: its token ids of four bytes, and the model name with the rest."""
-    return round_up(4 * prefix_token_count + PAGE, PAGE)
+    """Room for a routing view: token ids of four bytes, block keys, and the model name with the rest."""
+    return round_up(4 * prefix_token_count + 8 * KEYS_MAX + PAGE, PAGE)
 
 
 def _slab_bytes(body_memory_bytes: int) -> int:

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from meshd.api.endpoints import ENDPOINTS
-from meshd.api.text import TEXT_BYTES_MAX, compact_json, routing_text, text_bytes
+from meshd.api.text import compact_json, routing_text
 
 BY_NAME = {e.name: e for e in ENDPOINTS}
 
@@ -89,10 +89,3 @@ def test_compact_json_keeps_order_and_non_ascii_and_takes_what_the_fast_encoder_
     assert compact_json({"a": [10**30]}) == '{"a":[1' + "0" * 30 + "]}"
     deep = json.loads("[" * 500 + "]" * 500)
     assert compact_json(deep) == "[" * 500 + "]" * 500
-
-
-def test_text_bytes_count_utf8_up_to_the_limit():
-    assert text_bytes("né") == 3
-    assert text_bytes("é" * (TEXT_BYTES_MAX // 2)) == TEXT_BYTES_MAX
-    assert text_bytes("é" * (TEXT_BYTES_MAX // 2 - 1)) == TEXT_BYTES_MAX - 2
-    assert text_bytes("a" * (TEXT_BYTES_MAX + 5)) == TEXT_BYTES_MAX

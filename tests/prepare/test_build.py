@@ -5,6 +5,7 @@ import json
 
 import pytest
 
+from meshd.api.block_keys import KEYS_MAX, TEXT_BYTES_MAX, block_keys
 from meshd.api.endpoints import ENDPOINTS
 from meshd.api.prefix_key import key_position, pack_token_ids, prefix_key
 from meshd.api.view import NEEDS_RANK_FREE, NEEDS_TEXT, NEEDS_TOKENS, StageTimes
@@ -79,7 +80,15 @@ def test_without_needs_validation_is_still_whole():
 
 
 def test_text_is_measured_when_it_is_needed():
-    assert Harness().view("completions", needs=NEEDS_TEXT, prompt="né").text_bytes == 3
+    view = Harness().view("completions", needs=NEEDS_TEXT, prompt="né")
+    assert view.text_bytes == 3
+    assert view.block_keys == block_keys(view.model, "né".encode())
+
+
+def test_text_beyond_the_bound_of_the_prefix_index_does_not_count() -> None:
+    view = Harness().view("completions", needs=NEEDS_TEXT, prompt="é" * TEXT_BYTES_MAX)
+    assert view.text_bytes == TEXT_BYTES_MAX
+    assert len(view.block_keys) == 8 * KEYS_MAX
 
 
 @pytest.mark.parametrize("name", [e.name for e in ENDPOINTS if e.has_prepare_job and e.capability])

@@ -33,6 +33,7 @@ VIEWS = st.builds(
     text_bytes=U64,
     stage_ns=st.builds(StageTimes, U64, U64, U64, U64, U64),
     rank_free=st.none() | st.lists(st.tuples(U64, U64), max_size=32).map(lambda pairs: sum(pairs, ())),
+    block_keys=st.lists(st.binary(min_size=8, max_size=8), max_size=100).map(b"".join),
 )
 
 
