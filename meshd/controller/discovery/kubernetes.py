@@ -18,11 +18,10 @@ import contextlib
 import random
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final, Protocol
 
 from meshd.controller.announcement import Announcement
-from meshd.controller.discovery.pod_api import ApiFailed, Event, Expired
 from meshd.controller.discovery.pods import Pod, serving_pod, uid_of
 from meshd.controller.discovery.source import Backoff, Listed, Outage, Reconciler
 from meshd.log import Log
@@ -31,6 +30,17 @@ SOURCE: Final = "kubernetes"
 SCOPES: Final = ("",)  # all pods are listed as a whole
 WATCH_S: Final = (240, 300)  # range of how long one watch lasts, so that nodes do not renew together
 _SHORTEST_WATCH_S: Final = 1.0
+
+
+Event = Mapping[str, Any]
+
+
+class ApiFailed(Exception):
+    """The API cannot be used now; text for operators."""
+
+
+class Expired(Exception):
+    """The version is too old: what happened since is not known any more."""
 
 
 class Api(Protocol):

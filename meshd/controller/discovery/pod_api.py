@@ -26,6 +26,7 @@ from kubernetes.config.incluster_config import InClusterConfigLoader
 from kubernetes.watch.watch import iter_resp_lines
 
 from meshd.config.cluster import Cluster
+from meshd.controller.discovery.kubernetes import ApiFailed, Event, Expired
 
 ACCOUNT: Final = "/var/run/secrets/kubernetes.io/serviceaccount"
 PAGE: Final = 500  # pods in one answer
@@ -42,16 +43,6 @@ _KEEPALIVE: Final = (
     (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
     (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
 )
-
-Event = Mapping[str, Any]
-
-
-class ApiFailed(Exception):
-    """The API cannot be used now; text for operators."""
-
-
-class Expired(Exception):
-    """The version is too old: what happened since is not known any more."""
 
 
 class PodApi:

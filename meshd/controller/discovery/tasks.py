@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from meshd.config import Settings, WorkerSpec
 from meshd.config.cluster import Cluster
 from meshd.config.discovery import read_dns_name
 from meshd.controller.announcement import Announcement
-from meshd.controller.discovery import file
+from meshd.controller.discovery import file, kubernetes
 from meshd.controller.discovery.pods import Pod
 from meshd.controller.discovery.source import Keeper, Reconciler, SourceMetrics
 from meshd.log import Log
@@ -75,7 +74,7 @@ class Discovery:
         if not names:
             self._reconciler("dns", ())
             return []
-        # Imported here, as below: the packages that these need are extras.
+        # Imported here, as below: the package that it needs is an extra.
         from meshd.controller.discovery import dns
 
         asked = dns.lookups(names)
@@ -91,11 +90,8 @@ class Discovery:
         if not settings.service_discovery:
             self._reconciler("kubernetes", ())
             return []
-        from meshd.controller.discovery import kubernetes
-        from meshd.controller.discovery.pod_api import PodApi
-
         source = kubernetes.KubernetesSource(
-            partial(PodApi, self._cluster, dict(settings.selector), settings.service_discovery_namespace),
+            self._connect,
             ",".join(f"{key}={text}" for key, text in settings.selector),
             settings.service_discovery_port,
             self._reconciler("kubernetes", kubernetes.SCOPES),
@@ -103,6 +99,13 @@ class Discovery:
             self._log,
         )
         return [source.run]
+
+    def _connect(self) -> kubernetes.Api:
+        """Called in the thread of the source: the import alone takes half a second."""
+        from meshd.controller.discovery.pod_api import PodApi
+
+        settings = self._settings
+        return PodApi(self._cluster, dict(settings.selector), settings.service_discovery_namespace)
 
     def _reconciler(self, source: str, scopes: Sequence[str]) -> Reconciler:
         metrics = SourceMetrics(

@@ -14,8 +14,8 @@ pytest.importorskip("kubernetes")
 
 from meshd.config.cluster import Cluster
 from meshd.controller.announcement import Announcement
-from meshd.controller.discovery.kubernetes import KubernetesSource, PodWatch
-from meshd.controller.discovery.pod_api import ApiFailed, Event, Expired, PodApi
+from meshd.controller.discovery.kubernetes import ApiFailed, Event, Expired, KubernetesSource, PodWatch
+from meshd.controller.discovery.pod_api import PodApi
 from tests.fakes.discovery import Bench
 from tests.fakes.kubernetes_api import KubernetesApi, kubeconfig
 

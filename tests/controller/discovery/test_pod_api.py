@@ -15,7 +15,8 @@ import trustme
 
 from meshd.config.cluster import Cluster
 from meshd.controller.discovery import pod_api
-from meshd.controller.discovery.pod_api import ApiFailed, Event, Expired, PodApi
+from meshd.controller.discovery.kubernetes import ApiFailed, Event, Expired
+from meshd.controller.discovery.pod_api import PodApi
 from tests.fakes.kubernetes_api import KubernetesApi, kubeconfig
 
 
