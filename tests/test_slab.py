@@ -243,3 +243,14 @@ def test_a_quarantined_slot_with_a_wide_view_keeps_both_of_its_ranges() -> None:
     for slot in (*slots, kept):
         slot.release()
     assert successor.in_use_bytes == 0
+
+
+def test_a_process_that_leaves_gives_back_the_pages_that_it_kept_warm() -> None:
+    segment, slab = make_slab()
+    held, free = reserve(slab, 4096), reserve(slab, 4096)
+    free.body[:] = held.body[:] = b"x" * 4096
+    free.release()
+    before = os.fstat(segment.fd).st_blocks
+    slab.trim()
+    assert os.fstat(segment.fd).st_blocks < before
+    assert bytes(held.body[:4]) == b"xxxx"

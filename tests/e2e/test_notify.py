@@ -88,11 +88,13 @@ def test_life_as_the_service_manager_sees_it(manager):
         gaps = [later - earlier for earlier, later in pairwise(times)]
         assert max(gaps) < WATCHDOG_USEC / 1e6, "the manager would have killed it"
 
-        node.process.send_signal(signal.SIGHUP)  # ExecReload
+        before = {row["pid"] for row in node.ps()} - {node.process.pid}
+        node.process.send_signal(signal.SIGUSR2)  # ExecReload
         _, reloading = manager.next("RELOADING")
         assert reloading["RELOADING"] == "1"
         assert 0 < int(reloading["MONOTONIC_USEC"]) <= time.monotonic_ns() // 1000
         assert manager.next("READY")[1]["READY"] == "1"
+        assert all(row["role"] == "backend" for row in node.ps() if row["pid"] in before), "new ones serve"
         assert ask(node) == 200
 
         node.process.send_signal(signal.SIGTERM)
@@ -184,6 +186,6 @@ def test_unit_file_names_what_meshd_does():
     assert unit["Type"] == "notify"
     assert unit["NotifyAccess"] == "main"
     assert float(unit["WatchdogSec"]) > 0
-    assert unit["ExecReload"] == "/bin/kill -HUP $MAINPID"
+    assert unit["ExecReload"] == "/bin/kill -USR2 $MAINPID"
     assert unit["KillMode"] == "mixed"
     assert unit["ExecStart"].split()[1:2] == ["--config"]

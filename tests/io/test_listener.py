@@ -183,3 +183,28 @@ def test_closing_leaves_connections_alone_and_the_shared_socket_open() -> None:
             it.connect().close()  # the kernel still takes connections, for whoever accepts next
 
     play(run)
+
+
+def test_those_who_wait_in_the_queue_are_served_before_the_shared_socket_closes() -> None:
+    async def run() -> None:
+        it = Scene(1 << 20)
+        address = it.shared.getsockname()
+        waiting = [it.connect() for _ in range(20)]
+        listener = Listener(
+            asyncio.get_running_loop(),
+            it.shared.detach(),
+            lambda: Greeting(it.held),
+            has_room=lambda: True,
+            descriptor_limit=1 << 20,
+        )
+        await listener.open()
+        await listener.close_when_empty(10)
+        for client in waiting:
+            async with asyncio.timeout(10):
+                assert await asyncio.get_running_loop().sock_recv(client, 10) == b"hello"
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(address)
+        for transport in it.held:
+            transport.abort()
+
+    play(run)

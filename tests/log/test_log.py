@@ -159,3 +159,12 @@ def test_closing_writes_what_waits(stream: Stream) -> None:
     log.access({"status": 200})
     log.close()
     assert len(stream.lines()) == 1
+
+
+def test_a_changed_level_and_form_hold_from_then_on(stream: Stream) -> None:
+    log = make_log(stream)
+    log.debug("unseen")
+    log.configure("debug", is_json=True)
+    log.debug("seen")
+    (line,) = stream.lines()
+    assert json.loads(line)["event"] == "seen"

@@ -31,8 +31,8 @@ def main(mode: str, record: str, argv: list[str]) -> int:
         note(record, f"{manifest.role} take_over")
     if mode == "leader":
         fork_worker(manifest, board)
-    link.ready()
     note(record, f"{manifest.role} ready")
+    link.ready()
     while not link.is_closed:
         if mode != "mute":
             board.row(manifest.seat).beat()
