@@ -9,7 +9,7 @@ from random import Random
 from typing import Any, Final
 
 KIND_BYTES: Final = 90_000
-"""UTF-8 bytes of each kind; with thirteen kinds the proof is over more than 1 MiB."""
+"""UTF-8 bytes of each kind; with fourteen kinds the proof is over more than 1 MiB."""
 
 _SHORT: Final = 40
 _LONG: Final = 3000
@@ -137,6 +137,13 @@ def _scalars(rng: Random) -> str:
     return chr(code if code < 0xD800 else code + 0x800)
 
 
+def _mixed(rng: Random) -> str:
+    """Any other kind between words, so that cuts come behind and before all of them."""
+    odd = rng.choice(KINDS[1:-1])(rng)
+    mark = chr(rng.randint(0x0300, 0x036F)) if rng.random() < 0.2 else ""
+    return f"{odd}{rng.choice(('', ' '))}{_word(rng)} {_word(rng)[:1]}{mark} {_word(rng)}"
+
+
 KINDS: Final[tuple[Callable[[Random], str], ...]] = (
     _english,
     _code,
@@ -147,6 +154,7 @@ KINDS: Final[tuple[Callable[[Random], str], ...]] = (
     _runs,
     _controls,
     _scalars,
+    _mixed,
 )
 
 

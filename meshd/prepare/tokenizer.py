@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,8 +21,8 @@ import tokenizers
 from meshd.prepare.chat_template import ChatTemplate
 from meshd.prepare.conversation_cache import PIECE, ConversationCache
 from meshd.prepare.crosscheck import CheckedEngine, CrossCheck, EngineSwitch, LocalSwitch
-from meshd.prepare.cut_proof import Cuts
-from meshd.prepare.engine_proof import PROOF_SEED, Encode, prove_in_child
+from meshd.prepare.cut_proof import Cuts, both, judge_added_tokens, prove_cuts, spanning_texts
+from meshd.prepare.engine_proof import PROOF_SEED, Encode, ProofBroken, answers_of_child, find_difference
 from meshd.prepare.prefix_tokens import head_ids
 from meshd.prepare.proof_text import proof_texts
 from meshd.prepare.tokenizer_events import NoEvents, TokenizerEvents
@@ -177,27 +178,6 @@ class LoadedTokenizer:
         return f"LoadedTokenizer({self.source!r}, engine={self.engine}, cuts={self.cuts})"
 
 
-class TokenizerSet:
-    """The tokenizers of a node by name; ``default`` serves every model without an entry of its own."""
-
-    def __init__(self, entries: Mapping[str, LoadedTokenizer]) -> None:
-        self._entries = dict(entries)
-
-    def find(self, model: str) -> LoadedTokenizer | None:
-        """Return the tokenizer of ``model``, ``None`` if no entry fits."""
-        entries = self._entries
-        found = entries.get("default")
-        if model and model != "unknown":
-            return entries.get(model, found)
-        if found is None and len(entries) == 1:
-            return next(iter(entries.values()))
-        return found
-
-    def first(self) -> LoadedTokenizer | None:
-        """Return the tokenizer that was registered first, ``None`` if there is none."""
-        return next(iter(self._entries.values()), None)
-
-
 def load_tokenizer(path: str, engine: str, chat_template_path: str | None = None) -> LoadedTokenizer:
     """Load the tokenizer at ``path``: a ``tokenizer.json``, or a directory that holds one.
 
@@ -207,15 +187,13 @@ def load_tokenizer(path: str, engine: str, chat_template_path: str | None = None
     file = _tokenizer_file(Path(path))
     template = load_template(file.parent, chat_template_path)
     reference = _load_reference(file)
-    fast, warning = None, ""
-    if engine != REFERENCE:
-        fast, reason = _load_fast(file)
-        if fast is not None:
-            reason = _prove(reference, fast)
-        if reason:
-            if engine == FAST:
-                raise LoadFailed(f"the engine fastokens cannot be used for {file}: {reason}")
-            fast, warning = None, f"the engine fastokens is not used for {file}: {reason}"
+    fast, missing = _load_fast(file) if engine != REFERENCE else (None, "")
+    difference, cuts = _prove(reference, fast)
+    reason, warning = missing or difference, ""
+    if reason:
+        if engine == FAST:
+            raise LoadFailed(f"the engine fastokens cannot be used for {file}: {reason}")
+        fast, warning = None, f"the engine fastokens is not used for {file}: {reason}"
     return LoadedTokenizer(
         _encode_with(reference),
         fast,
@@ -223,6 +201,7 @@ def load_tokenizer(path: str, engine: str, chat_template_path: str | None = None
         warning,
         _decode_with(reference),
         vocab_size=reference.get_vocab_size(),
+        cuts=cuts,
         source=str(file),
     )
 
@@ -307,14 +286,40 @@ def _decode_with(reference: tokenizers.Tokenizer) -> Decode:
     return text_of
 
 
-def _prove(reference: tokenizers.Tokenizer, fast: Encode) -> str:
+def _prove(reference: tokenizers.Tokenizer, fast: Encode | None) -> tuple[str, Cuts]:
+    """Return why ``fast`` is not equal to the reference, and whether texts may be cut by the engine used."""
+    encode = _encode_with(reference)
+
+    def work() -> tuple[str, str, str]:
+        texts = list(_texts_of(reference))
+        difference = find_difference(encode, fast, texts) if fast is not None else ""
+        used = encode if fast is None or difference else fast
+        ids = range(reference.get_vocab_size())
+        entries = (reference.decode([number], skip_special_tokens=False) for number in ids)
+        cuts = prove_cuts(used, chain(texts, spanning_texts(entries)))
+        return difference, cuts.head, cuts.pieces
+
+    try:
+        difference, head, pieces = answers_of_child(work)
+    except ProofBroken as error:
+        reason = str(error)
+        if fast is None:
+            return "", Cuts(reason, reason)
+        return reason, _prove(reference, None)[1]
+    added = reference.get_added_tokens_decoder().values()
+    normalizer = reference.normalizer
+    return difference, both(
+        judge_added_tokens(added, str if normalizer is None else normalizer.normalize_str), Cuts(head, pieces)
+    )
+
+
+def _texts_of(reference: tokenizers.Tokenizer) -> Iterator[str]:
     added = [token.content for token in reference.get_added_tokens_decoder().values()]
 
     def decode(ids: list[int]) -> str:
         return reference.decode(ids, skip_special_tokens=False)
 
-    texts = proof_texts(PROOF_SEED, added, decode, reference.get_vocab_size())
-    return prove_in_child(_encode_with(reference), fast, texts)
+    return proof_texts(PROOF_SEED, added, decode, reference.get_vocab_size())
 
 
 def _read_text(file: Path) -> str:

@@ -3,25 +3,32 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 
-from meshd.prepare.engine_proof import find_difference, prove_in_child
+import pytest
+
+from meshd.prepare.engine_proof import Encode, ProofBroken, answers_of_child, find_difference
 
 
 def by_bytes(text: str) -> list[int]:
     return list(text.encode())
 
 
+def proof(reference: Encode, candidate: Encode, texts: list[str]) -> Callable[[], list[str]]:
+    return lambda: [find_difference(reference, candidate, texts)]
+
+
 def test_equal_engines_pass_in_a_child():
-    assert prove_in_child(by_bytes, lambda text: list(text.encode()), ["", "a", "é"]) == ""
+    assert answers_of_child(proof(by_bytes, lambda text: list(text.encode()), ["", "a", "é"])) == [""]
 
 
 def test_one_differing_id_fails_and_its_text_is_numbered():
     def differs_on_joiner(text: str) -> list[int]:
         return [0 if byte == 0x8D else byte for byte in text.encode()]
 
-    reason = prove_in_child(by_bytes, differs_on_joiner, ["a", "b\u200d", "c"])
-    assert reason == "its ids differ on proof text 1 (2 characters)"
+    answers = answers_of_child(proof(by_bytes, differs_on_joiner, ["a", "b\u200d", "c"]))
+    assert answers == ["its ids differ on proof text 1 (2 characters)"]
 
 
 def test_an_exception_and_a_panic_fail_the_proof():
@@ -35,22 +42,24 @@ def test_an_exception_and_a_panic_fail_the_proof():
         return encode
 
     assert find_difference(by_bytes, raises(ValueError()), ["a"]) == "it raised ValueError on proof text 0"
-    assert prove_in_child(by_bytes, raises(Panic()), ["a"]) == "it raised Panic on proof text 0"
+    assert answers_of_child(proof(by_bytes, raises(Panic()), ["a"])) == ["it raised Panic on proof text 0"]
 
 
 def test_a_reference_that_raises_is_told_apart():
     def broken(text: str) -> list[int]:
         raise RuntimeError
 
-    assert prove_in_child(broken, by_bytes, ["a"]) == "the proof itself raised RuntimeError"
+    with pytest.raises(ProofBroken, match="the proof itself raised RuntimeError"):
+        answers_of_child(proof(broken, by_bytes, ["a"]))
 
 
-def test_a_child_that_dies_fails_the_proof():
+def test_a_child_that_dies_breaks_the_proof():
     def dies(text: str) -> list[int]:
         os.kill(os.getpid(), signal.SIGKILL)
         raise AssertionError
 
-    assert prove_in_child(by_bytes, dies, ["a"]) == "the process that ran the proof died"
+    with pytest.raises(ProofBroken, match="the process that ran the proof died"):
+        answers_of_child(proof(by_bytes, dies, ["a"]))
 
 
 def test_a_child_that_hangs_is_killed_at_the_time_limit():
@@ -59,8 +68,14 @@ def test_a_child_that_hangs_is_killed_at_the_time_limit():
         return []
 
     before = children()
-    assert prove_in_child(by_bytes, hangs, ["a"], timeout_s=0.2) == "the proof did not end within 0.2 s"
+    with pytest.raises(ProofBroken, match=r"the proof did not end within 0\.2 s"):
+        answers_of_child(proof(by_bytes, hangs, ["a"]), timeout_s=0.2)
     assert children() <= before
+
+
+def test_long_answers_are_cut_and_arrive_whole():
+    answers = answers_of_child(lambda: ["\U0001f600" * 9999] * 3)
+    assert answers == ["\U0001f600" * 100] * 3
 
 
 def children() -> set[str]:
@@ -75,5 +90,5 @@ def test_the_parent_runs_no_engine():
         seen.append(text)
         return list(text.encode())
 
-    assert prove_in_child(remembers, remembers, ["a", "b"]) == ""
+    assert answers_of_child(proof(remembers, remembers, ["a", "b"])) == [""]
     assert seen == []

@@ -19,32 +19,9 @@ from meshd.prepare.tokenizer import (
     WorkerTools,
     load_tokenizer,
 )
+from tests.fakes.tokenizer_events import RecordedEvents
 
 SMALL = Path(meshd.__file__).parent / "backend" / "tokenizer"
-
-
-class RecordedEvents:
-    """What a tokenizer told."""
-
-    def __init__(self) -> None:
-        self.fallbacks: list[str] = []
-        self.crosschecks: list[str] = []
-        self.engines_off: list[str] = []
-        self.offered = 0
-        self.tokenized = 0
-
-    def fallback(self, reason: str) -> None:
-        self.fallbacks.append(reason)
-
-    def bounded(self, offered_bytes: int, tokenized_bytes: int) -> None:
-        self.offered += offered_bytes
-        self.tokenized += tokenized_bytes
-
-    def crosscheck(self, result: str) -> None:
-        self.crosschecks.append(result)
-
-    def engine_off(self, source: str) -> None:
-        self.engines_off.append(source)
 
 
 class Panic(BaseException):
@@ -61,6 +38,13 @@ def panics(text: str) -> list[int]:
 
 def interrupted(text: str) -> list[int]:
     raise KeyboardInterrupt
+
+
+@pytest.fixture(autouse=True)
+def brief_proof(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prove with a few texts; ``test_loaded_engines`` has the whole proof."""
+    texts = ("one two three", "a\u200db", "<|user|>Hi there<|end|>")
+    monkeypatch.setattr(module, "_texts_of", lambda reference: iter(texts))
 
 
 @pytest.fixture

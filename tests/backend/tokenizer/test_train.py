@@ -10,7 +10,7 @@ from tokenizers import Tokenizer
 
 from meshd.backend.tokenizer import train
 from meshd.prepare.chat_template import ChatRequest
-from meshd.prepare.tokenizer import load_tokenizer
+from meshd.prepare.tokenizer import load_template
 
 HERE = Path(train.__file__).parent
 BUNDLED = Tokenizer.from_file(str(HERE / "tokenizer.json"))
@@ -65,6 +65,6 @@ def test_training_again_gives_a_vocabulary_of_the_same_shape():
     ],
 )
 def test_the_bundled_template_renders_a_conversation(messages, tools, text):
-    template = load_tokenizer(str(HERE), "tokenizers").template
+    template = load_template(HERE)
     assert template is not None
     assert template.render(ChatRequest(messages, tools), 1000) == text
