@@ -1,4 +1,4 @@
-"""Send one GET to an upstream for the controller: a connection of its own, bounded in time and size.
+"""Send one request to an upstream for the controller: a connection of its own, bounded in time and size.
 
 Redirects are not followed: an upstream that redirects its health route is not healthy.
 """
@@ -40,28 +40,34 @@ class Answer:
 
 
 class UpstreamClient:
-    """GETs from upstreams with their own keys. ``tls`` gives the context of each https connection."""
+    """Asks upstreams with their own keys. ``tls`` gives the context of each https connection."""
 
     def __init__(self, tls: Callable[[], ssl.SSLContext] = ssl.create_default_context) -> None:
         self._tls = tls
 
     async def get(self, upstream: Upstream, path: str, timeout_s: float, max_body_bytes: int) -> Answer:
         """GET ``path`` below the base URL. Raises FetchError, after ``timeout_s`` at the latest."""
+        return await self.send("GET", upstream, path, timeout_s, max_body_bytes)
+
+    async def send(
+        self, method: str, upstream: Upstream, path: str, timeout_s: float, max_body_bytes: int
+    ) -> Answer:
+        """Send a request without a body; otherwise like ``get``."""
         try:
             async with asyncio.timeout(timeout_s):
-                return await self._get(upstream, path, max_body_bytes)
+                return await self._send(method, upstream, path, max_body_bytes)
         except TimeoutError as timeout:
             raise FetchError(f"no answer within {timeout_s:g} s") from timeout
         except (OSError, ValueError, h11.RemoteProtocolError, StartupError) as exc:
             # ValueError: a name that cannot be looked up. StartupError: files of --ca-cert-paths and so on.
             raise FetchError(_words(exc)) from exc
 
-    async def _get(self, upstream: Upstream, path: str, max_body_bytes: int) -> Answer:
+    async def _send(self, method: str, upstream: Upstream, path: str, max_body_bytes: int) -> Answer:
         tls = self._tls() if upstream.is_tls else None
         reader, writer = await asyncio.open_connection(upstream.host, upstream.port, ssl=tls)
         try:
             connection = h11.Connection(h11.CLIENT, max_incomplete_event_size=_HEAD_BYTES)
-            writer.write(connection.send(_request(upstream, path)) or b"")
+            writer.write(connection.send(_request(method, upstream, path)) or b"")
             writer.write(connection.send(h11.EndOfMessage()) or b"")
             return await _read_answer(connection, reader, max_body_bytes)
         finally:
@@ -79,12 +85,14 @@ def _words(exc: Exception) -> str:
     return ", ".join(os.strerror(int(number)) for number in numbers) or f"{type(exc).__name__}: {exc}"
 
 
-def _request(upstream: Upstream, path: str) -> h11.Request:
+def _request(method: str, upstream: Upstream, path: str) -> h11.Request:
     authority = upstream.base_url.split("://", 1)[1].split("/", 1)[0]
     headers = [("host", authority), ("user-agent", "meshd"), ("accept", "*/*"), ("connection", "close")]
     if upstream.api_key:
         headers.append(("authorization", f"Bearer {upstream.api_key}"))
-    return h11.Request(method="GET", target=upstream.base_path + path, headers=headers)
+    if method != "GET":
+        headers.append(("content-length", "0"))
+    return h11.Request(method=method, target=upstream.base_path + path, headers=headers)
 
 
 async def _read_answer(

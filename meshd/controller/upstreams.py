@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from meshd.config.settings import Settings
 from meshd.controller.admin import AdminRoute
 from meshd.controller.announcement import announcements
+from meshd.controller.fleet import Fleet
 from meshd.controller.http_client import UpstreamClient
 from meshd.controller.prober import ProbeCounters, Prober, ProbeSettings
 from meshd.controller.registering import Registrations
@@ -24,6 +25,8 @@ from meshd.routing.registry import RegistryBoard
 class UpstreamControl:
     """``keeper``: the set; ``sources``: what discovery announces to and withdraws from.
 
+    ``forget``: drops what the prefix index holds of upstreams, by number; nothing while there is no index.
+
     Give it ``start`` before its routes are served, run ``run`` as a task, and call ``sweep`` often.
     """
 
@@ -39,8 +42,11 @@ class UpstreamControl:
         *,
         schedule: Callable[[float, Callable[[], None]], object],
         ring_bells: Callable[[], None],
+        forget: Callable[[Collection[int]], None] = lambda _numbers: None,
     ) -> None:
         self._settings = settings
+        self._client = client
+        self._forget = forget
         self._log = log
         self._loads = loads
         self._conditions = conditions
@@ -76,7 +82,9 @@ class UpstreamControl:
 
     def routes(self) -> list[AdminRoute]:
         info = WorkerInfo(self.keeper, self._loads, self._conditions, self._settings.disable_health_check)
-        return [*info.routes(), *WorkerChanges(self.keeper, self._settings, self._log).routes()]
+        changes = WorkerChanges(self.keeper, self._settings, self._log)
+        fleet = Fleet(self.keeper, self._loads, self._client, self._forget)
+        return [*info.routes(), *changes.routes(), *fleet.routes()]
 
     def close(self) -> None:
         """Publish what a moment later would have been."""

@@ -21,8 +21,9 @@ def fetch(
     api_key: str | None = None,
     timeout_s: float = 5.0,
     is_silent: bool = False,
+    method: str = "GET",
 ) -> tuple[Answer | FetchError, bytes]:
-    """GET /health from a server that answers ``reply`` and closes; return the result and what it received."""
+    """Ask for /health from a server that answers ``reply`` and closes; return the result and what it received."""
     heads: list[bytes] = []
 
     async def play(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -35,7 +36,7 @@ def fetch(
     async def run(port: int) -> Answer | FetchError:
         upstream = Upstream(0, "id", f"http://127.0.0.1:{port}{base_path}", api_key=api_key)
         try:
-            return await UpstreamClient().get(upstream, "/health", timeout_s, 1000)
+            return await UpstreamClient().send(method, upstream, "/health", timeout_s, 1000)
         except FetchError as exc:
             return exc
 
@@ -70,6 +71,13 @@ def test_request_carries_host_base_path_and_the_key_of_the_upstream() -> None:
     assert lines[0] == "get /base/health http/1.1"
     assert "authorization: bearer k1" in lines
     assert any(line.startswith("host: 127.0.0.1:") for line in lines)
+
+
+def test_post_has_an_empty_body_that_is_told() -> None:
+    result, head = fetch(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n", method="POST")
+    assert result == Answer(200, b"")
+    assert head.startswith(b"POST /health HTTP/1.1\r\n")
+    assert b"\r\ncontent-length: 0\r\n" in head.lower()
 
 
 def test_upstream_without_a_key_gets_no_credential() -> None:
