@@ -39,6 +39,7 @@ class Record:
     placed_at = 0.0
     head_at = 0.0
     finished_at = 0.0
+    waited_s = 0.0  # within the placement: for the end of a cool-down, or for any upstream at all
     job_run_s = 0.0
     request_id = ""
     label = "other"  # path template
@@ -51,6 +52,7 @@ class Record:
     outcome = ""
     upstream = ""
     reason = ""
+    leg_outcome = ""  # of the last attempt, as its breaker takes it
     attempts = 0
     bytes_in = 0
     bytes_out = 0
@@ -125,6 +127,8 @@ class Ledger:
             record.routed.observe(total_s)
         if record.outcome != "completed":
             metrics.router_error(record.model_label, record.endpoint, record.outcome)
+        if record.upstream:
+            metrics.leg_ended(record.upstream, record.leg_outcome)
         relay = record.relay
         if relay is not None:
             skipped = relay.skipped_observation or record.skipped_observation
@@ -166,7 +170,7 @@ class Ledger:
         headed = [r for r in records if r.head_at and r.placed_at]
         metrics.stage_upstream_head.extend([r.head_at - r.placed_at for r in headed])
         metrics.stage_relay.extend([r.finished_at - r.head_at for r in headed])
-        metrics.overhead.extend([r.job_run_s + r.placed_at - r.prepared_at for r in headed])
+        metrics.overhead.extend([r.job_run_s + r.placed_at - r.prepared_at - r.waited_s for r in headed])
 
 
 def _stream_failure(failure: UpstreamFailure) -> str:
@@ -224,5 +228,5 @@ def _add_times(fields: dict[str, Any], record: Record) -> None:
     if record.job_run_s:
         fields["prepare_run_ms"] = round(record.job_run_s * 1e3, 3)
     if record.placed_at:
-        overhead_s = record.job_run_s + record.placed_at - record.prepared_at
+        overhead_s = record.job_run_s + record.placed_at - record.prepared_at - record.waited_s
         fields["overhead_ms"] = round(overhead_s * 1e3, 3)

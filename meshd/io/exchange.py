@@ -19,7 +19,7 @@ from meshd.api.view import RoutingView
 from meshd.errors import MeshError
 from meshd.io.account import Record
 from meshd.io.answers import LocalAnswer
-from meshd.io.attempts import Attempts
+from meshd.io.attempts import Attempts, report_answer
 from meshd.io.controller_relay import (
     CONTROLLER_AUTHORITY,
     CONTROLLER_SECS,
@@ -165,7 +165,7 @@ class Exchange:
         response, authority = await attempts.run()
         await self._relay_response(endpoint, response, authority)
         if self._relay is not None:
-            attempts.ended(response.status, self._relay)
+            report_answer(io, self, response.status, self._relay, attempts.began_at)
 
     async def _serve_prepared(self, endpoint: Endpoint) -> None:
         """A prepare worker writes the whole answer; no upstream is asked."""
@@ -191,6 +191,8 @@ class Exchange:
         record.upstream, record.reason = self.placement.upstream.url, self.placement.reason
         record.attempts = len(origins)
         await self._relay_response(endpoint, response, authority)
+        if self._relay is not None:
+            report_answer(io, self, response.status, self._relay, record.ticket_at)
 
     def _begin(self, label: str, id_prefix: str) -> None:
         io, record = self._io, self.record

@@ -24,9 +24,11 @@ from meshd.io.headers import forwarded_fields, upstream_head
 from meshd.io.http1 import RequestHead, ResponseHead
 from meshd.io.leg import Leg, error_type_of
 from meshd.io.upstream import UpstreamFailure
+from meshd.routing.retry_rules import BUSY, FAILURES
 
 if TYPE_CHECKING:
     from meshd.io.services import Services
+    from meshd.routing.conditions import Outcome
     from meshd.routing.placement import Placement
     from meshd.routing.upstream import Upstream
 
@@ -41,6 +43,10 @@ class Holder(Protocol):
     def hold(self, upstream: Upstream) -> Placement: ...
 
     def release(self, placement: Placement) -> None: ...
+
+    def report(self, placement: Placement, outcome: Outcome, began_s: float, ended_s: float) -> bool: ...
+
+    def note_busy(self, upstream: Upstream, advice: bytes | None, now_s: float) -> str: ...
 
 
 class Winner(NamedTuple):
@@ -137,6 +143,7 @@ class FanOut:
         io = self._io
         address, authority = io.pool.target(upstream)
         placement = self._holder.hold(upstream)
+        began_at = io.clock()
         leg = Leg(io, self._deadline)
         answer: _Answer | None = None
         try:
@@ -144,12 +151,12 @@ class FanOut:
                 response = await leg.ask(
                     address, self._head.method, self._bytes_for(upstream, authority), (), needs_fresh=False
                 )
-            io.metrics.upstream_response(response.status)
+            self._note_status(placement, response, began_at)
             answer = _Answer(order, Winner(leg, response, authority, placement))
         except UpstreamFailure as failure:
-            self._note_failure(upstream, error_type_of(failure), failure.cause)
+            self._note_failure(placement, error_type_of(failure), failure.cause, began_at)
         except TimeoutError:
-            self._note_failure(upstream, "timeout", "no answer in time")
+            self._note_failure(placement, "timeout", "no answer in time", began_at)
         finally:
             if answer is None:  # a cancellation too
                 leg.close()
@@ -173,8 +180,21 @@ class FanOut:
         left_s = max(0.0, self._deadline - self._io.clock())
         return left_s if self._limit_s is None else min(left_s, self._limit_s)
 
-    def _note_failure(self, upstream: Upstream, kind: str, cause: str) -> None:
-        self._io.metrics.attempt_failed(kind)
+    def _note_status(self, placement: Placement, response: ResponseHead, began_at: float) -> None:
+        """Take in what a status says of its upstream; stored responses are asked for all the same."""
+        io, status, url = self._io, response.status, placement.upstream.url
+        io.metrics.upstream_response(status)
+        if status in BUSY:
+            advice = response.values.get(b"retry-after")
+            io.metrics.backpressure(url, self._holder.note_busy(placement.upstream, advice, io.clock()))
+        elif status in FAILURES:
+            self._holder.report(placement, "failure", began_at, io.clock())
+
+    def _note_failure(self, placement: Placement, kind: str, cause: str, began_at: float) -> None:
+        io, upstream = self._io, placement.upstream
+        io.metrics.attempt_failed(kind)
+        io.metrics.leg_ended(upstream.url, "failure")
+        self._holder.report(placement, "failure", began_at, io.clock())
         self._failures.append(f"{upstream.base_url}: {cause}")
 
     def _better(self, one: _Answer | None, other: _Answer | None) -> _Answer | None:
@@ -187,8 +207,11 @@ class FanOut:
 
     def _drop(self, answer: _Answer | None) -> None:
         if answer is not None:
-            answer.winner.leg.release()
-            self._holder.release(answer.winner.placement)
+            winner = answer.winner
+            is_failure = winner.response.status in FAILURES
+            self._io.metrics.leg_ended(winner.placement.upstream.url, "failure" if is_failure else "neutral")
+            winner.leg.release()
+            self._holder.release(winner.placement)
 
     def _drop_late(self, task: asyncio.Task[_Answer | None]) -> None:
         if not task.cancelled():

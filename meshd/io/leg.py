@@ -83,12 +83,24 @@ class Leg:
                     raise
                 io.metrics.reuse_retries.inc()
                 self.is_reused = False
-        connection = await io.pool.connect(address)
+        connection = await self._connect(address)
         if self._is_closed:
             connection.close()
             raise asyncio.CancelledError
         response = self.response = await self._start(connection, method, request, body)
         return response
+
+    async def _connect(self, address: Address) -> UpstreamConnection:
+        """Open a connection within the connect timer, and within the request timer if that ends first."""
+        io = self._io
+        left_s = self.request_deadline - io.clock()
+        if left_s > io.settings.upstream_connect_timeout_secs:
+            return await io.pool.connect(address)
+        try:
+            async with asyncio.timeout(max(0.0, left_s)):
+                return await io.pool.connect(address)
+        except TimeoutError as timeout:
+            raise UpstreamFailure("upstream_timeout", "request timer", False, False) from timeout
 
     def _start(
         self, connection: UpstreamConnection, method: str, request: bytes, body: Sequence[Buffer]
@@ -99,6 +111,12 @@ class Leg:
         if limit_s:
             self._first_byte_deadline = connection.last_byte_at + limit_s
         return response
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether what has not been read yet of the response will never come."""
+        connection = self.connection
+        return connection is None or (connection.is_closed and not connection.is_complete)
 
     def close(self) -> None:
         """End it at once; the upstream sees its connection close."""

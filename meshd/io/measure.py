@@ -50,6 +50,8 @@ class IoMetrics:
         self.overhead = row.buffered_histogram("mesh_router_overhead_seconds", **_ROUTER)
         self.upstream_connections = row.gauge("mesh_worker_connections_active", **_ATTEMPT)
         self.reuse_retries = row.counter("mesh_worker_reuse_retries_total")
+        self.budget_exhausted = row.counter("mesh_retry_budget_exhausted_total")
+        self.outcome_drops = row.counter("mesh_internal_drops_total", queue="outcome")
         self.loop_lag = row.buffered_histogram("mesh_event_loop_lag_seconds")
         self.log_drops = row.counter("mesh_internal_drops_total", queue="log")
         self.stage_admission, self.stage_body, self.stage_prepare = (
@@ -70,6 +72,8 @@ class IoMetrics:
         self._upstream_responses: dict[int, Counter] = {}
         self._routed: dict[tuple[str, str, bool], tuple[Counter, BufferedHistogram]] = {}
         self._observed: dict[tuple[str, str], ObservedMetrics] = {}
+        self._leg_outcomes: dict[tuple[str, str], Counter] = {}
+        self._backoffs: dict[int, BufferedHistogram] = {}
         self._selections: dict[tuple[str, str], Counter] = {}
 
     # ------------------------------------------------------------------------------- HTTP and router
@@ -152,6 +156,36 @@ class IoMetrics:
         self._row.counter("mesh_worker_errors_total", error_type=kind, **_ATTEMPT).inc()
 
     # ------------------------------------------------------------------------- what the placer counts
+
+    def leg_ended(self, upstream: str, outcome: str) -> None:
+        """Count an exchange with an upstream; one without an outcome is neutral."""
+        key = (upstream, outcome)
+        counter = self._leg_outcomes.get(key)
+        if counter is None:
+            counter = self._leg_outcomes[key] = self._row.counter(
+                "mesh_worker_cb_outcomes_total", worker=upstream, outcome=outcome or "neutral"
+            )
+        counter.inc()
+
+    def backpressure(self, upstream: str, kind: str) -> None:
+        self._row.counter("mesh_worker_backpressure_total", worker=upstream, kind=kind).inc()
+
+    def retried(self, endpoint: str) -> None:
+        self._row.counter("mesh_worker_retries_total", worker_type="regular", endpoint=endpoint).inc()
+
+    def retries_exhausted(self, endpoint: str) -> None:
+        self._row.counter(
+            "mesh_worker_retries_exhausted_total", worker_type="regular", endpoint=endpoint
+        ).inc()
+
+    def backed_off(self, retry: int, delay_s: float) -> None:
+        number = min(retry, 10)
+        histogram = self._backoffs.get(number)
+        if histogram is None:
+            histogram = self._backoffs[number] = self._row.buffered_histogram(
+                "mesh_worker_retry_backoff_seconds", attempt=str(number) if number < 10 else "10+"
+            )
+        histogram.observe(delay_s)
 
     def selected(self, upstream: object, model: str, policy: str) -> None:
         counter = self._selections.get((model, policy))

@@ -68,14 +68,21 @@ class Scene:
         self.counts: Counter[str] = Counter()
         self.held: Counter[str] = Counter()
         self.most_held = 0
+        self.reports: list[tuple[int, Any]] = []
+        self.legs: Counter[str] = Counter()
+        self.kinds: list[str] = []
         self.pool = UpstreamPool(asyncio.get_running_loop(), idle_timeout_s=4.0, connect_timeout_s=5.0)
         self.io: Any = SimpleNamespace(
             pool=self.pool,
             clock=asyncio.get_running_loop().time,
-            settings=SimpleNamespace(first_byte_timeout_secs=first_byte_timeout_secs),
+            settings=SimpleNamespace(
+                first_byte_timeout_secs=first_byte_timeout_secs, upstream_connect_timeout_secs=5.0
+            ),
             metrics=SimpleNamespace(
                 upstream_response=lambda status: self.counts.update([f"status {status}"]),
                 attempt_failed=lambda kind: self.counts.update([f"failed {kind}"]),
+                leg_ended=lambda url, outcome: self.legs.update([outcome]),
+                backpressure=lambda url, kind: self.kinds.append(kind),
                 reuse_retries=SimpleNamespace(inc=lambda: self.counts.update(["reuse retry"])),
             ),
         )
@@ -88,6 +95,15 @@ class Scene:
     def release(self, placement: Placement) -> None:
         self.held[placement.upstream.base_url] -= 1
         assert self.held[placement.upstream.base_url] >= 0
+
+    def report(self, placement: Placement, outcome: str, began_s: float, ended_s: float) -> bool:
+        assert self.held[placement.upstream.base_url] and began_s <= ended_s
+        self.reports.append((placement.upstream.number, outcome))
+        return True
+
+    def note_busy(self, upstream: Upstream, advice: bytes | None, now_s: float) -> str:
+        self.reports.append((upstream.number, advice))
+        return "cooldown" if advice else "deranked"
 
     def upstreams(self, *keys: str | None) -> list[Upstream]:
         padded = [*keys, *[None] * (len(self.origins) - len(keys))]
@@ -168,6 +184,17 @@ def test_only_2xx_wins_over_404_and_500_and_each_origin_is_asked_once_with_the_q
             assert it.held == Counter({it.origins[2].url: 1})
             it.end(winner)
             assert it.is_clean
+
+    play(story)
+
+
+def test_what_origins_answer_is_reported_to_breakers_and_back_pressure() -> None:
+    async def story() -> None:
+        async with scene(BROKEN, CUT, reply(503), NOT_FOUND) as it:
+            it.end(await it.run())
+            assert sorted(it.reports) == [(0, "failure"), (1, "failure"), (2, None)]
+            assert it.kinds == ["deranked"]
+            assert it.legs == {"failure": 1, "neutral": 2}  # that of the winner is counted by the exchange
 
     play(story)
 
