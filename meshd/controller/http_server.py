@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+import struct
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from email.utils import formatdate
@@ -57,10 +58,18 @@ class Timeouts:
 Handler = Callable[[Request], Awaitable[Response]]
 Refuse = Callable[[int, str], Response]
 """Words an error that the server itself finds: status and a sentence."""
+Admits = Callable[[int, int], bool]
+"""Says whether the process with a pid and a user id may talk to this server over a Unix socket."""
+
+_CREDENTIALS: Final = struct.Struct("3i")  # struct ucred: pid, uid, gid
 
 
 class HttpServer:
-    """Serves one handler on any number of listening sockets."""
+    """Serves one handler on any number of listening sockets.
+
+    ``admits``: asked of each peer on a Unix socket. A name in the abstract namespace has no file permissions:
+    without it any process of the network namespace may connect.
+    """
 
     def __init__(
         self,
@@ -69,7 +78,9 @@ class HttpServer:
         log: Log,
         timeouts: Timeouts | None = None,
         max_connections: int = MAX_CONNECTIONS,
+        admits: Admits | None = None,
     ) -> None:
+        self._admits = admits
         self._handler = handler
         self._refuse = refuse
         self._log = log
@@ -88,7 +99,7 @@ class HttpServer:
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Serve one connection to its end; one over the bound is closed at once."""
-        if self._count >= self._max_connections:
+        if self._count >= self._max_connections or not self._is_admitted(writer):
             writer.transport.abort()
             return
         self._count += 1
@@ -99,6 +110,18 @@ class HttpServer:
         finally:
             self._count -= 1
             writer.transport.abort()
+
+    def _is_admitted(self, writer: asyncio.StreamWriter) -> bool:
+        peer = writer.get_extra_info("socket")
+        if self._admits is None or peer.family != socket.AF_UNIX:
+            return True
+        pid, uid, _ = _CREDENTIALS.unpack(
+            peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+        )
+        is_admitted = self._admits(pid, uid)
+        if not is_admitted:
+            self._log.warning("stranger_refused", pid=pid, uid=uid)
+        return is_admitted
 
 
 class _Refused(Exception):

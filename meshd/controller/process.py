@@ -170,7 +170,7 @@ class Controller:
         )
         admin = AdminRoutes([*upstreams.routes(), *tokenizers.routes()], self._log)
         handlers = (("metrics_listen", metrics.handle), ("controller_listen", admin.handle))
-        self._http = [HttpServer(handler, refuse, self._log) for _, handler in handlers]
+        self._http = [HttpServer(handler, refuse, self._log, admits=self._admits) for _, handler in handlers]
         return [
             await server.listen(socket.socket(fileno=self._manifest.fds[name]))
             for server, (name, _) in zip(self._http, handlers, strict=True)
@@ -189,6 +189,10 @@ class Controller:
             schedule=loop.call_later,
             ring_bells=partial(ring_bells, self._manifest.fds),
         )
+
+    def _admits(self, pid: int, uid: int) -> bool:
+        """Only this node's processes, and what the same user starts, may use the admin socket."""
+        return uid == os.getuid() or any(row.is_alive and row.pid == pid for row in self._board.rows())
 
     def _facts(self) -> HealthFacts:
         settings = self._settings

@@ -23,7 +23,7 @@ def fetch(
     is_silent: bool = False,
     method: str = "GET",
 ) -> tuple[Answer | FetchError, bytes]:
-    """Ask for /health from a server that answers ``reply`` and closes; return the result and what it received."""
+    """Ask a server that answers ``reply`` and closes for /health; return the result and what it received."""
     heads: list[bytes] = []
 
     async def play(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 from collections.abc import Awaitable, Callable
 
@@ -123,3 +124,40 @@ def test_connection_over_the_bound_is_closed_at_once() -> None:
             return b""
 
     assert asyncio.run(_connected(make_server(max_connections=0), run)) == b""
+
+
+def test_peer_on_a_unix_socket_is_asked_for_and_a_stranger_is_closed_at_once() -> None:
+    async def run(is_admitted: bool) -> tuple[bytes, list[tuple[int, int]]]:
+        asked: list[tuple[int, int]] = []
+
+        def admits(pid: int, uid: int) -> bool:
+            asked.append((pid, uid))
+            return is_admitted
+
+        server = HttpServer(echo, refuse, Log("test", "error", stream_fd=-1), admits=admits)
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        listener.bind("")  # a free name in the abstract namespace
+        listener.listen()
+        async with await server.listen(listener):
+            reader, writer = await asyncio.open_unix_connection(listener.getsockname().decode())
+            writer.write(b"GET /a HTTP/1.0\r\n\r\n")
+            try:
+                return await reader.read(), asked
+            except ConnectionError:
+                return b"", asked
+            finally:
+                writer.transport.abort()
+
+    answer, asked = asyncio.run(run(True))
+    assert answer.endswith(b"GET /a  0")
+    assert asked == [(os.getpid(), os.getuid())]
+    assert asyncio.run(run(False))[0] == b""
+
+
+def test_peer_on_a_tcp_socket_is_not_asked_for() -> None:
+    async def run(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bytes:
+        writer.write(b"GET /a HTTP/1.0\r\n\r\n")
+        return await reader.read()
+
+    server = HttpServer(echo, refuse, Log("test", "error", stream_fd=-1), admits=lambda pid, uid: False)
+    assert asyncio.run(_connected(server, run)).endswith(b"GET /a  0")
