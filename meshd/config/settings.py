@@ -23,7 +23,17 @@ _DURATION_BUCKETS: Final = (
     10.0, 15.0, 30.0, 45.0, 60.0, 90.0, 120.0, 180.0, 240.0,
 )  # fmt: skip
 _REQUEST_ID_HEADERS: Final = ("x-request-id", "x-correlation-id", "x-trace-id", "request-id")
-_POLICIES: Final = ("random", "round_robin", "power_of_two", "least_load", "prefix_hash")
+_POLICIES: Final = (
+    "random",
+    "round_robin",
+    "power_of_two",
+    "least_load",
+    "cache_aware",
+    "prefix_hash",
+    "consistent_hash",
+    "dp_sticky",
+)
+_POLICY_ALIASES: Final = (("consistent_hashing", "consistent_hash"),)
 
 _listener = partial(setting, section="Listeners", takes_effect="restart")
 _front = partial(setting, takes_effect="processes", readers=("io", "controller"))
@@ -185,9 +195,54 @@ class Settings:
     )
 
     policy: str = _routing(
-        "power_of_two",
-        help="How a server is picked among the candidates; the default is provisional.",
+        "cache_aware",
+        help="How a server is picked among the candidates: docs/routing.md.",
         choices=_POLICIES,
+        choice_aliases=_POLICY_ALIASES,
+    )
+    prefill_policy: str = _routing(
+        "",
+        help="The same among prefill servers, for prefill/decode disaggregation; has no effect without it.",
+        choices=_POLICIES,
+        choice_aliases=_POLICY_ALIASES,
+        default_text="--policy",
+    )
+    decode_policy: str = _routing(
+        "",
+        help="The same among decode servers.",
+        choices=_POLICIES,
+        choice_aliases=_POLICY_ALIASES,
+        default_text="--policy",
+    )
+    cache_threshold: float = _routing(
+        0.3,
+        help="Policy cache_aware: share of a prompt that a server must hold to be preferred for it.",
+        minimum=0,
+        maximum=1,
+    )
+    balance_abs_threshold: int = _routing(
+        64,
+        help="Policy cache_aware: the least loaded server is taken when loads differ by more than this and by"
+        " more than --balance-rel-threshold.",
+        unit="requests",
+        minimum=0,
+    )
+    balance_rel_threshold: float = _routing(
+        1.5, help="Policy cache_aware: the largest load over the smallest.", minimum=1
+    )
+    max_tree_size: int = _routing(
+        67108864,
+        help="Policy cache_aware: memory of the prefix index on this node, 8 bytes for each prefix known.",
+        takes_effect="restart",
+        unit="bytes",
+        minimum=65536,
+    )
+    eviction_interval_secs: float = _routing(
+        120.0,
+        help="How often servers that have left are removed from the prefix index.",
+        unit="s",
+        above=0,
+        aliases=("eviction-interval",),
     )
     prefix_token_count: int = _routing(
         256,

@@ -79,7 +79,7 @@ def check(setting: Setting, value: Any) -> Any:
         _check_bounds(setting, value)
     elif setting.choices:
         value = dict(setting.choice_aliases).get(value, value)
-        if value not in setting.choices:
+        if value not in setting.choices and value != setting.default:  # which may stand for "derive it"
             raise ValueError(f"{value!r} is not one of {', '.join(setting.choices)}")
     return setting.check(value) if setting.check else value
 

@@ -33,6 +33,7 @@ class Topology:
     view_bytes: int = 8192
     body_memory_bytes: int = 256 << 20  # bound on the whole node
     slab_bytes: int = 512 << 20  # virtual size of one I/O process's body slab
+    prefix_index_bytes: int = 64 << 20  # of its buckets
 
     @classmethod
     def of(

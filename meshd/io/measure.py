@@ -74,6 +74,8 @@ class IoMetrics:
         self._observed: dict[tuple[str, str], ObservedMetrics] = {}
         self._leg_outcomes: dict[tuple[str, str], Counter] = {}
         self._backoffs: dict[int, BufferedHistogram] = {}
+        self._decisions: dict[tuple[str, str], Counter] = {}
+        self.index_evictions = row.counter("mesh_prefix_index_evictions_total")
         self._selections: dict[tuple[str, str], Counter] = {}
 
     # ------------------------------------------------------------------------------- HTTP and router
@@ -155,8 +157,6 @@ class IoMetrics:
     def attempt_failed(self, kind: str) -> None:
         self._row.counter("mesh_worker_errors_total", error_type=kind, **_ATTEMPT).inc()
 
-    # ------------------------------------------------------------------------- what the placer counts
-
     def leg_ended(self, upstream: str, outcome: str) -> None:
         """Count an exchange with an upstream; one without an outcome is neutral."""
         key = (upstream, outcome)
@@ -187,6 +187,8 @@ class IoMetrics:
             )
         histogram.observe(delay_s)
 
+    # ------------------------------------------------------------------------- what the placer counts
+
     def selected(self, upstream: object, model: str, policy: str) -> None:
         counter = self._selections.get((model, policy))
         if counter is None:
@@ -195,8 +197,17 @@ class IoMetrics:
             )
         counter.inc()
 
-    def prefix_hash_branch(self, name: str) -> None:
-        self._row.counter("mesh_prefix_hash_policy_branch_total", branch=name).inc()
+    def decided(self, policy: str, reason: str) -> None:
+        """Count a decision of a policy whose branches are counted."""
+        counter = self._decisions.get((policy, reason))
+        if counter is None:
+            if policy == "cache_aware":
+                decision = reason.removeprefix("cache_")
+                counter = self._row.counter("mesh_cache_aware_decisions_total", decision=decision)
+            else:
+                counter = self._row.counter("mesh_prefix_hash_policy_branch_total", branch=reason)
+            self._decisions[policy, reason] = counter
+        counter.inc()
 
     def fallback(self, policy: str, reason: str) -> None:
         self._row.counter("mesh_policy_fallbacks_total", policy=policy, reason=reason).inc()

@@ -52,10 +52,12 @@ from meshd.prepare.tokenizer_board import TokenizerBoard
 from meshd.routing.conditions import Conditions
 from meshd.routing.load import LoadTable
 from meshd.routing.placement import Placer
-from meshd.routing.policies.table import policy_table
+from meshd.routing.policies.table import PolicyParts, policy_table
+from meshd.routing.prefix_index import PrefixIndex
 from meshd.routing.registry import RegistryBoard
 from meshd.routing.retry_budget import RetryBudget
 from meshd.routing.retry_rules import RetryRules
+from meshd.routing.sessions import SessionTable
 from meshd.slab import SLAB_KIND, BodySlab
 from meshd.tls import TlsContext, client_context, server_context
 
@@ -109,10 +111,27 @@ class IoProcess:
             topology.max_upstreams,
             owner=os.getpid(),
         )
+        self._index = PrefixIndex(
+            Segment.attach(fds["prefix_index"], "prefix_index"),
+            manifest.index,
+            topology.io_seats,
+            topology.prefix_index_bytes,
+        )
         placer = Placer(
             registry,
             loads,
-            policy_table(random.Random(), manifest.index, settings.prefix_hash_load_factor),
+            policy_table(
+                PolicyParts(
+                    random.Random(),
+                    manifest.index,
+                    self._index,
+                    SessionTable(Segment.attach(fds["sessions"], "sessions")),
+                    settings.prefix_hash_load_factor,
+                    settings.cache_threshold,
+                    settings.balance_abs_threshold,
+                    settings.balance_rel_threshold,
+                )
+            ),
             settings.policy,
             self.metrics,
             conditions=conditions,
@@ -225,6 +244,7 @@ class IoProcess:
         )  # fmt: skip
         self._ended: asyncio.Future[int] = loop.create_future()
         self._log_drops = 0
+        self._evictions = 0
         self._due = time.monotonic()
         self._ages_due = 0.0
 
@@ -298,6 +318,9 @@ class IoProcess:
         self._set_gauges(now)
         self.pool.sweep()
         self.services.ledger.settle()
+        if self._index.evictions != self._evictions:
+            self.metrics.index_evictions.inc(self._index.evictions - self._evictions)
+            self._evictions = self._index.evictions
         self.metrics.flush()
         if self.log.waiting:
             self.log.flush()

@@ -52,7 +52,16 @@ CONNECTION: Final = closed("connection_mode", "http")
 WORKER_TYPE: Final = closed("worker_type", "regular")
 POLICY: Final = _within(
     "policy",
-    ["random", "round_robin", "power_of_two", "prefix_hash", "least_load"],
+    [
+        "random",
+        "round_robin",
+        "power_of_two",
+        "prefix_hash",
+        "least_load",
+        "cache_aware",
+        "consistent_hash",
+        "dp_sticky",
+    ],
     OTHER,
     "name of a routing policy",
 )
@@ -335,9 +344,18 @@ def _upstream_families(buckets_d: tuple[float, ...]) -> list[Family]:
         _counter(
             "mesh_policy_fallbacks_total",
             "Decisions made without the input their policy needs.",
-            closed("policy", "prefix_hash"),
-            closed("reason", "no_tokens no_owner"),
+            closed("policy", "prefix_hash cache_aware consistent_hash dp_sticky"),
+            closed("reason", "no_text no_tokens no_session_key no_owner"),
         ),
+        _counter(
+            "mesh_cache_aware_decisions_total",
+            "Decisions of policy cache_aware.",
+            closed("decision", "hit miss imbalanced"),
+        ),
+        _scraped("mesh_prefix_index_entries", "Prefixes that the index knows a holder of, about."),
+        _scraped("mesh_prefix_index_limit_bytes", "Memory of the prefix index."),
+        _counter("mesh_prefix_index_evictions_total", "Entries dropped for room."),
+        _scraped("mesh_sessions_active", "Sessions of policy dp_sticky."),
     ]
 
 

@@ -31,6 +31,7 @@ from meshd.routing.availability import CALM, Availability
 from meshd.routing.conditions import Conditions, Outcome, Trouble
 from meshd.routing.load import LoadTable
 from meshd.routing.origins import origins_of
+from meshd.routing.policies.dp_sticky import UNASSIGNED
 from meshd.routing.policies.table import PolicyTable
 from meshd.routing.policy import Candidates, Pick, Policy
 from meshd.routing.registry import Registry
@@ -58,6 +59,14 @@ class Placement(NamedTuple):
     number: int
 
 
+class SessionUnassigned(Exception):
+    """A new session under ``dp_sticky``: the controller has to choose one of ``numbers`` for it first."""
+
+    def __init__(self, numbers: tuple[int, ...]) -> None:
+        super().__init__("the session has to be assigned first")
+        self.numbers = numbers
+
+
 class RegistrySource(Protocol):
     """Where generations come from: ``RegistryBoard``."""
 
@@ -71,7 +80,7 @@ class PlacementMetrics(Protocol):
 
     def selected(self, upstream: Upstream, model: str, policy: str) -> None: ...
 
-    def prefix_hash_branch(self, name: str) -> None: ...
+    def decided(self, policy: str, reason: str) -> None: ...
 
     def fallback(self, policy: str, reason: str) -> None: ...
 
@@ -142,7 +151,8 @@ class Placer:
     def place(self, endpoint: Endpoint, view: RoutingView, tried: Collection[int] = ()) -> Placement:
         """Choose an upstream and count its load; ``tried``: upstream numbers of earlier attempts.
 
-        Raises the ``MeshError`` of the first step that leaves nothing. The caller owes one ``release``.
+        Raises the ``MeshError`` of the first step that leaves nothing, and ``SessionUnassigned`` if the
+        controller has to assign a session first. The caller owes one ``release``.
         """
         self._refresh()
         route = self._routes.get((endpoint.number, view.model)) or self._route(endpoint, view.model)
@@ -157,12 +167,16 @@ class Placer:
             pick, is_trial = self._pick_in_trouble(route, endpoint, view, trouble, tried)
         upstream, policy = pick.upstream, route.policy.name
         if upstream is None:
+            if pick.reason == UNASSIGNED:
+                raise SessionUnassigned(self._availability.untried(route.candidates, tried).numbers)
             raise MeshError("policy_returned_none", "No server could be chosen for this request.")
         self._loads.add(upstream.number)
         self._placed = number = self._placed + 1
         self._open.add(number)
         if is_trial:
             self._trials.add(number)
+        if route.policy.recorder is not None:
+            route.policy.recorder.record(upstream, view)
         self._metrics.selected(upstream, route.model_label, policy)
         return Placement(upstream, policy, pick.reason, number)
 
@@ -246,11 +260,11 @@ class Placer:
 
     def _pick(self, route: _Route, candidates: Candidates, view: RoutingView) -> Pick:
         policy = route.policy
-        if len(candidates) == 1:
+        if len(candidates) == 1 and not policy.always_picks:
             return Pick(candidates.upstreams[0], f"policy:{policy.name}")
         pick = policy.pick(candidates, view, self._loads)
         if policy.has_branches:
-            self._metrics.prefix_hash_branch(pick.reason)
+            self._metrics.decided(policy.name, pick.reason)
         if pick.fallback:
             self._metrics.fallback(policy.name, pick.fallback)
         if not candidates:

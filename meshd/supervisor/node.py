@@ -84,6 +84,7 @@ def build_node(settings: Settings, sources: Mapping[str, str]) -> Node:
         view_bytes=_view_bytes(settings.prefix_token_count),
         body_memory_bytes=settings.body_memory_bytes,
         slab_bytes=_slab_bytes(settings.body_memory_bytes),
+        prefix_index_bytes=settings.max_tree_size,
     )
     memory = NodeMemory(topology)
     return Node(

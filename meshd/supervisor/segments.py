@@ -12,7 +12,7 @@ from meshd.memory import Segment
 from meshd.metrics import layout as metric_cells
 from meshd.prepare.layout import create_rings
 from meshd.prepare.tokenizer_board import TokenizerBoard
-from meshd.routing import conditions, load, registry, retry_budget
+from meshd.routing import conditions, load, prefix_index, registry, retry_budget, sessions
 from meshd.slab import SLAB_KIND
 
 
@@ -37,6 +37,11 @@ class NodeMemory:
             "retries": Segment.create(
                 retry_budget.SEGMENT_KIND, retry_budget.segment_bytes(topology.io_seats)
             ),
+            "prefix_index": Segment.create(
+                prefix_index.SEGMENT_KIND,
+                prefix_index.segment_bytes(topology.prefix_index_bytes, topology.io_seats),
+            ),
+            "sessions": Segment.create(sessions.SEGMENT_KIND, sessions.segment_bytes()),
             "gate": Segment.create(gate.SEGMENT_KIND, gate.segment_size(topology.io_seats)),
         }
         self._slabs = {f"slab{seat}": Segment.create(SLAB_KIND, topology.slab_bytes) for seat in io_seats}

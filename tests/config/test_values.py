@@ -83,8 +83,8 @@ def test_a_comma_within_an_item_is_kept() -> None:
 
 
 def test_another_policy_is_refused_with_those_there_are() -> None:
-    with pytest.raises(ValueError, match="'cache_aware' is not one of random, round_robin, power_of_two"):
-        from_text(_BY_NAME["policy"], "cache_aware")
+    with pytest.raises(ValueError, match="'manual' is not one of random, round_robin, power_of_two"):
+        from_text(_BY_NAME["policy"], "manual")
 
 
 @given(st.text(st.characters(exclude_categories=["Cs"])))

@@ -17,8 +17,12 @@ from meshd.routing.conditions import Conditions
 from meshd.routing.conditions import segment_bytes as conditions_bytes
 from meshd.routing.load import LoadTable, segment_bytes
 from meshd.routing.placement import Placement, Placer, Topology
-from meshd.routing.policies.table import policy_table
+from meshd.routing.policies.table import PolicyParts, policy_table
+from meshd.routing.prefix_index import MIN_BYTES, PrefixIndex
+from meshd.routing.prefix_index import segment_bytes as index_bytes
 from meshd.routing.registry import RegistryBoard
+from meshd.routing.sessions import SessionTable
+from meshd.routing.sessions import segment_bytes as sessions_bytes
 from meshd.routing.upstream import Upstream
 
 MakeUpstream = Callable[..., Upstream]
@@ -40,8 +44,8 @@ class CountedMetrics:
     def selected(self, upstream: Upstream, model: str, policy: str) -> None:
         self.events["selected", upstream.url, model, policy] += 1
 
-    def prefix_hash_branch(self, name: str) -> None:
-        self.events["branch", name] += 1
+    def decided(self, policy: str, reason: str) -> None:
+        self.events["branch", reason] += 1
 
     def fallback(self, policy: str, reason: str) -> None:
         self.events["fallback", policy, reason] += 1
@@ -50,7 +54,13 @@ class CountedMetrics:
 class Node:
     """A board, load cells and as many placers as a test asks for."""
 
+    def parts(self, row: int) -> PolicyParts:
+        index = PrefixIndex(self._index, row, ROWS, MIN_BYTES)
+        return PolicyParts(Random(row), row, index, SessionTable(self._sessions), 1.25, 0.3, 64, 1.5)
+
     def __init__(self) -> None:
+        self._index = Segment.create("prefix_index", index_bytes(MIN_BYTES, ROWS))
+        self._sessions = Segment.create("sessions", sessions_bytes())
         self._registry = Segment.create("registry", 1 << 20)
         self.board = RegistryBoard(self._registry)
         self._conditions = Segment.create("conditions", conditions_bytes(ROWS))
@@ -59,7 +69,7 @@ class Node:
         self.metrics = CountedMetrics()
 
     def placer(self, policy: str = "round_robin", row: int = 0, topology: Topology = "regular") -> Placer:
-        table = policy_table(Random(row), first_turn=row, prefix_hash_load_factor=1.25)
+        table = policy_table(self.parts(row))
         board = RegistryBoard(self._registry)  # its own, as in a process of its own
         conditions = self.conditions(row)
         loads = LoadTable(self.cells, row, ROWS)
@@ -161,7 +171,16 @@ def test_unavailable_upstreams_get_nothing(
 
 def test_tried_upstreams_are_left_out_while_another_remains(node: Node, make_upstream: MakeUpstream) -> None:
     node.board.publish([make_upstream(n) for n in range(3)])
-    for policy in ("random", "round_robin", "power_of_two", "least_load", "prefix_hash"):
+    for policy in (
+        "random",
+        "round_robin",
+        "power_of_two",
+        "least_load",
+        "prefix_hash",
+        "cache_aware",
+        "consistent_hash",
+        "dp_sticky",
+    ):
         placer = node.placer(policy)
         view = RoutingView("m1", token_ids=b"abcd", key_position=1)
         for tried in ([0], [0, 2], {1}):
@@ -435,7 +454,17 @@ def test_unknown_default_policy_is_refused(node: Node) -> None:
 
 @settings(max_examples=30, deadline=None)
 @given(
-    policy=st.sampled_from(["random", "round_robin", "power_of_two", "least_load", "prefix_hash"]),
+    policy=st.sampled_from(
+        [
+            "random",
+            "round_robin",
+            "power_of_two",
+            "least_load",
+            "prefix_hash",
+            "cache_aware",
+            "consistent_hash",
+        ]
+    ),
     steps=st.lists(st.integers(0, 5), max_size=40),
     seed=st.integers(0, 99),
 )

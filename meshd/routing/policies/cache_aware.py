@@ -26,7 +26,7 @@ class CacheAware:
     name: Final = "cache_aware"
     needs: Final = NEEDS_TEXT
     uses_ring: Final = False
-    has_branches: Final = False
+    has_branches: Final = True
     always_picks: Final = False
 
     def __init__(
@@ -50,7 +50,9 @@ class CacheAware:
         if is_imbalanced:
             reason = "imbalanced"
             tied = [index for index, count in enumerate(counts) if count == least]
-            eligible = frozenset(candidates.numbers[index] for index in tied) if len(tied) > 1 else frozenset()
+            eligible = (
+                frozenset(candidates.numbers[index] for index in tied) if len(tied) > 1 else frozenset()
+            )
         else:
             reason = "cache_miss"
             tied = []

@@ -3,25 +3,59 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from random import Random
 
+from meshd.routing.policies.cache_aware import CacheAware
+from meshd.routing.policies.consistent_hash import ConsistentHash
+from meshd.routing.policies.dp_sticky import DpSticky
 from meshd.routing.policies.least_load import LeastLoad
 from meshd.routing.policies.power_of_two import PowerOfTwo
 from meshd.routing.policies.prefix_hash import PrefixHash
 from meshd.routing.policies.random_choice import RandomChoice
 from meshd.routing.policies.round_robin import RoundRobin
 from meshd.routing.policy import Policy
+from meshd.routing.prefix_index import PrefixIndex
+from meshd.routing.sessions import SessionTable
 
 PolicyTable = Mapping[str, Callable[[], Policy]]
 """Policy name → a constructor of a fresh policy object."""
 
 
-def policy_table(rng: Random, first_turn: int, prefix_hash_load_factor: float) -> PolicyTable:
-    """Return the policies of one process; ``first_turn`` is its number, so that turns differ."""
+@dataclass(frozen=True, slots=True)
+class PolicyParts:
+    """What the policies of one process are made of.
+
+    ``first_turn``: its number, so that turns differ between processes. ``index`` and ``sessions`` are shared
+    by all of them; the rest are the settings of the same names.
+    """
+
+    rng: Random
+    first_turn: int
+    index: PrefixIndex
+    sessions: SessionTable
+    prefix_hash_load_factor: float
+    cache_threshold: float
+    balance_abs_threshold: int
+    balance_rel_threshold: float
+
+
+def policy_table(parts: PolicyParts) -> PolicyTable:
+    """Return the policies of one process."""
+    rng, turn = parts.rng, parts.first_turn
     return {
         "random": lambda: RandomChoice(rng),
-        "round_robin": lambda: RoundRobin(first_turn),
+        "round_robin": lambda: RoundRobin(turn),
         "power_of_two": lambda: PowerOfTwo(rng),
-        "least_load": lambda: LeastLoad(first_turn),
-        "prefix_hash": lambda: PrefixHash(prefix_hash_load_factor),
+        "least_load": lambda: LeastLoad(turn),
+        "cache_aware": lambda: CacheAware(
+            parts.index,
+            turn,
+            parts.cache_threshold,
+            parts.balance_abs_threshold,
+            parts.balance_rel_threshold,
+        ),
+        "prefix_hash": lambda: PrefixHash(parts.prefix_hash_load_factor),
+        "consistent_hash": lambda: ConsistentHash(turn),
+        "dp_sticky": lambda: DpSticky(parts.sessions, turn),
     }
