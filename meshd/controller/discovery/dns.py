@@ -30,6 +30,7 @@ import dns.message
 import dns.resolver
 
 from meshd.config.discovery import DnsName
+from meshd.config.urls import normalize_url
 from meshd.controller.announcement import Announcement
 from meshd.controller.discovery.source import Backoff, Outage, Reconciler
 from meshd.log import Log
@@ -103,12 +104,12 @@ class SystemResolver:
             answer = await self._make().resolve(
                 lookup.name, lookup.record_type, search=True, lifetime=LIFETIME_S
             )
-        except dns.resolver.NoAnswer as exc:
-            return Found((), _ttl_s([exc.kwargs["response"]]))
-        except dns.resolver.NXDOMAIN as exc:
-            return Found((), _ttl_s(list(exc.kwargs["responses"].values())))
-        except (dns.exception.DNSException, OSError) as exc:
-            raise LookupFailed(str(exc) or type(exc).__name__) from exc
+        except dns.resolver.NoAnswer as nothing:
+            return Found((), _ttl_s([nothing.kwargs["response"]]))
+        except dns.resolver.NXDOMAIN as unknown:
+            return Found((), _ttl_s(list(unknown.kwargs["responses"].values())))
+        except (dns.exception.DNSException, OSError) as failure:
+            raise LookupFailed(str(failure) or type(failure).__name__) from failure
         return Found(_endpoints(answer, lookup.port), _ttl_s([answer.response]))
 
 
@@ -166,14 +167,23 @@ class DnsSource:
             self._was_empty = True
             return EMPTY_AGAIN_S
         self._was_empty = not found.endpoints
-        urls = dict.fromkeys(_url(host, port) for host, port in sorted(found.endpoints))
+        urls = sorted({_url(host, port) for host, port in found.endpoints} - {""})
         self._reconciler.want(self._lookup.scope, {url: self._announce(url) for url in urls})
         return min(max(found.ttl_s, SHORTEST_S), LONGEST_S)
 
 
 def _url(host: str, port: int) -> str:
+    """Return the URL of an upstream; empty if there cannot be one, since zones hold whatever they hold."""
     try:
-        is_v6 = ipaddress.ip_address(host).version == 6
+        address = ipaddress.ip_address(host)
     except ValueError:
-        is_v6 = False
-    return f"http://[{host}]:{port}" if is_v6 else f"http://{host}:{port}"
+        address = None
+    if address is not None and address.is_unspecified:  # what filtering servers answer; it would be this host
+        return ""
+    is_v6 = address is not None and address.version == 6
+    if "/" in host:  # it would begin a path
+        return ""
+    try:
+        return normalize_url(f"http://[{host}]:{port}" if is_v6 else f"http://{host}:{port}")
+    except ValueError:
+        return ""

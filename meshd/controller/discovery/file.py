@@ -135,8 +135,8 @@ def _parse(path: str, data: bytes) -> dict[str, Any]:
     if path.endswith(".json") or data.lstrip().startswith(b"{"):
         try:
             document = orjson.loads(data)
-        except orjson.JSONDecodeError as exc:
-            raise ValueError(f"is not JSON: {exc}") from exc
+        except orjson.JSONDecodeError as fault:
+            raise ValueError(f"is not JSON: {fault}") from fault
         if not isinstance(document, dict):
             raise ValueError("is not a JSON object")
         return document

@@ -97,10 +97,10 @@ class PodApi:
         """Send the request; ``timeouts_s``: to connect, and of silence."""
         try:
             answer = self._call(_request_timeout=timeouts_s, **query)
-        except client.ApiException as exc:
-            if not exc.status:  # faults of TLS come so
-                raise ApiFailed(_words(exc)) from exc
-            raise _refusal(exc.status, exc.body or b"") from exc
+        except client.ApiException as refusal:
+            if not refusal.status:  # faults of TLS come so
+                raise ApiFailed(_words(refusal)) from refusal
+            raise _refusal(refusal.status, refusal.body or b"") from refusal
         except (urllib3.exceptions.HTTPError, OSError, client_config.ConfigException) as exc:
             raise ApiFailed(_words(exc)) from exc
         response: urllib3.HTTPResponse = answer

@@ -177,3 +177,10 @@ def test_targets_of_srv_are_upstreams_by_name() -> None:
     bench = Bench()
     follow(bench, SRV, Found((("pod-1.engines.example", 8001), ("10.0.0.9", 8002)), 5))
     assert bench.keeper.urls("dns") == ["http://10.0.0.9:8002", "http://pod-1.engines.example:8001"]
+
+
+def test_records_that_cannot_be_upstreams_are_left_out() -> None:
+    bench = Bench()
+    hosts = ("a b", "a\\@b", "0.0.0.0", "::", "x/y", "-", "good.example")
+    follow(bench, SRV, Found(tuple((host, 8001) for host in hosts), 5))
+    assert bench.keeper.urls("dns") == ["http://good.example:8001"]
