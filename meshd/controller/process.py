@@ -159,14 +159,12 @@ class Controller:
         metrics = MetricsRoutes(
             self._table,
             self._board,
-            self._loads,
             CpuLedger(counters),
             self._facts,
-            lambda: upstreams.keeper.upstreams,
+            upstreams.metrics(self._table),
             self._topology.body_memory_bytes,
             self._pool,
             tokenizers.engines,
-            self._conditions,
         )
         admin = AdminRoutes([*upstreams.routes(), *tokenizers.routes()], self._log)
         handlers = (("metrics_listen", metrics.handle), ("controller_listen", admin.handle))

@@ -7,7 +7,7 @@ are computed here at the moment of a scrape.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Final
 
 import psutil
@@ -18,13 +18,10 @@ from meshd.control import ProcessBoard, Role, State
 from meshd.controller.answers import error_answer, request_id
 from meshd.controller.http_server import Request, Response
 from meshd.controller.pool_watch import PoolWatch
+from meshd.controller.upstream_metrics import UpstreamMetrics
 from meshd.metrics.cells import FloatCounter
 from meshd.metrics.render import CONTENT_TYPE, render
 from meshd.metrics.table import MetricTable
-from meshd.routing.conditions import STATES, Conditions
-from meshd.routing.load import LoadTable
-from meshd.routing.registry import Upstream
-from meshd.routing.upstream import UNKNOWN_MODEL
 
 KINDS: Final = (Role.IO, Role.PREPARE, Role.LEADER, Role.CONTROLLER)
 
@@ -60,33 +57,28 @@ class CpuLedger:
 class MetricsRoutes:
     """Answers the requests on the metrics port.
 
-    ``facts``: what the health routes answer from. ``upstreams``: the present set. ``body_memory_bytes``:
-    the bound of the node.
+    ``facts``: what the health routes answer from. ``body_memory_bytes``: the bound of the node.
     """
 
     def __init__(
         self,
         table: MetricTable,
         board: ProcessBoard,
-        loads: LoadTable,
         ledger: CpuLedger,
         facts: Callable[[], HealthFacts],
-        upstreams: Callable[[], Iterable[Upstream]],
+        upstreams: UpstreamMetrics,
         body_memory_bytes: int,
         pool: PoolWatch,
         engines: Callable[[], dict[tuple[str, ...], float]],
-        conditions: Conditions,
     ) -> None:
         self._table = table
         self._engines = engines
         self._board = board
-        self._loads = loads
         self._ledger = ledger
         self._facts = facts
         self._upstreams = upstreams
         self._body_memory_bytes = body_memory_bytes
         self._pool = pool
-        self._conditions = conditions
         self._start_time_s = time.time() - (time.monotonic_ns() - board.started_ns) / 1e9
 
     async def handle(self, request: Request) -> Response:
@@ -104,7 +96,7 @@ class MetricsRoutes:
     def metrics(self) -> bytes:
         """Render everything; some 20 ms for a dozen processes, without waiting for any of them."""
         values = process_values(self._board, self._ledger)
-        values |= upstream_values(self._upstreams(), self._loads, self._conditions)
+        values |= self._upstreams.values()
         values["mesh_tokenizer_info"] = self._engines()
         values["mesh_build_info"] = {(__version__,): 1}
         values["mesh_start_time_seconds"] = {(): self._start_time_s}
@@ -112,6 +104,7 @@ class MetricsRoutes:
         values["mesh_prepare_execution_reserved"] = {(): self._pool.reserved_workers()}
         values["mesh_ready"] = {(): float(unreadiness(self._facts()) is None)}
         totals = self._table.sum_rows(live_rows(self._board))
+        self._upstreams.hide_departed(totals)
         totals.series["mesh_prepare_errors_total"][("prepare_cancelled",)][0] += self._pool.lost_jobs()
         return render(self._table.catalog, totals, values)
 
@@ -155,33 +148,6 @@ def process_values(board: ProcessBoard, ledger: CpuLedger) -> Values:
         "mesh_process_open_fds": _by_kind(fds),
         "mesh_prepare_live_workers": {(): ready},
         "mesh_prepare_busy_workers": {(): busy},
-    }
-
-
-def upstream_values(upstreams: Iterable[Upstream], loads: LoadTable, conditions: Conditions) -> Values:
-    """Return the gauges of the registered upstreams; a model is counted once for each that serves it."""
-    health: dict[tuple[str, ...], float] = {}
-    active: dict[tuple[str, ...], float] = {}
-    sizes: dict[tuple[str, ...], float] = {}
-    breaker: dict[tuple[str, ...], float] = {}
-    failures: dict[tuple[str, ...], float] = {}
-    successes: dict[tuple[str, ...], float] = {}
-    for upstream in upstreams:
-        breaker[(upstream.url,)] = STATES.index(conditions.breaker_of(upstream.number))
-        runs = conditions.runs_of(upstream.number)
-        failures[(upstream.url,)], successes[(upstream.url,)] = runs
-        health[(upstream.url,)] = float(upstream.is_healthy)
-        active[(upstream.url,)] = loads.load(upstream.number)
-        for model in upstream.models or (UNKNOWN_MODEL,):
-            key = (upstream.worker_type, "http", model)
-            sizes[key] = sizes.get(key, 0) + 1
-    return {
-        "mesh_worker_health": health,
-        "mesh_worker_cb_state": breaker,
-        "mesh_worker_cb_consecutive_failures": failures,
-        "mesh_worker_cb_consecutive_successes": successes,
-        "mesh_worker_requests_active": active,
-        "mesh_worker_pool_size": sizes,
     }
 
 

@@ -14,9 +14,11 @@ from meshd.controller.prober import ProbeCounters, Prober, ProbeSettings
 from meshd.controller.registering import Registrations
 from meshd.controller.registry_keeper import RegistryKeeper
 from meshd.controller.sources import Sources
+from meshd.controller.upstream_metrics import UpstreamMetrics
 from meshd.controller.worker_changes import WorkerChanges
 from meshd.controller.worker_info import WorkerInfo
 from meshd.log import Log
+from meshd.metrics.table import MetricTable
 from meshd.routing.conditions import Conditions
 from meshd.routing.load import LoadTable
 from meshd.routing.registry import RegistryBoard
@@ -85,6 +87,16 @@ class UpstreamControl:
         changes = WorkerChanges(self.keeper, self._settings, self._log)
         fleet = Fleet(self.keeper, self._loads, self._client, self._forget)
         return [*info.routes(), *changes.routes(), *fleet.routes()]
+
+    def metrics(self, table: MetricTable) -> UpstreamMetrics:
+        keeper = self.keeper
+        return UpstreamMetrics(
+            lambda: keeper.upstreams,
+            lambda: keeper.departures.departed,
+            self._loads,
+            self._conditions,
+            table,
+        )
 
     def close(self) -> None:
         """Publish what a moment later would have been."""

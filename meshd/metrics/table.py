@@ -15,7 +15,7 @@ import orjson
 
 from meshd.memory import Segment
 from meshd.metrics import layout
-from meshd.metrics.family import OTHER, Catalog, Family, Kind, Source
+from meshd.metrics.family import OTHER, Catalog, Family, Kind, Label, Source
 
 EMPTY: Final[Mapping[tuple[str, ...], list[float]]] = {}
 
@@ -24,7 +24,7 @@ EMPTY: Final[Mapping[tuple[str, ...], list[float]]] = {}
 class Totals:
     """Sums of one scrape: for each family by name, the words of each series by its label values."""
 
-    series: Mapping[str, Mapping[tuple[str, ...], list[float]]]
+    series: Mapping[str, dict[tuple[str, ...], list[float]]]
 
     def value(self, name: str, *values: str) -> float:
         """Return the sum of a counter or gauge; 0 if the series does not exist."""
@@ -42,6 +42,7 @@ class MetricTable:
             for row in range(rows)
         ]
         self._preset = layout.PresetCells(catalog)
+        self._labels = {label.name: label for family in catalog.families for label in family.labels}
         self._shown: dict[str, set[str]] = {}
         self._records: list[list[tuple[int, tuple[str, ...], int]]] = [[] for _ in range(rows)]
         self._read_to = [0] * rows
@@ -69,17 +70,20 @@ class MetricTable:
             self._records[row].append((number, values, cell))
         self._read_to[row] = offset
 
+    def bounded(self, name: str, value: str) -> str:
+        """Return ``value``, or `other` if the open label ``name`` has shown as many values as it may."""
+        return self._bound(self._labels[name], value)
+
     def _fold(self, family: Family, values: tuple[str, ...]) -> tuple[str, ...]:
-        folded = []
-        for label, value in zip(family.labels, values, strict=True):
-            shown = self._shown.setdefault(label.name, set())
-            if label.values is None and value != OTHER and value not in shown:
-                if len(shown) >= label.limit:
-                    value = OTHER
-                else:
-                    shown.add(value)
-            folded.append(value)
-        return tuple(folded)
+        return tuple(self._bound(*pair) for pair in zip(family.labels, values, strict=True))
+
+    def _bound(self, label: Label, value: str) -> str:
+        shown = self._shown.setdefault(label.name, set())
+        if label.values is None and value != OTHER and value not in shown:
+            if len(shown) >= label.limit:
+                return OTHER
+            shown.add(value)
+        return value
 
     def _add_row(
         self,

@@ -21,16 +21,15 @@ from meshd.controller.scrape import (
     CpuLedger,
     MetricsRoutes,
     process_values,
-    upstream_values,
 )
+from meshd.controller.upstream_metrics import UpstreamMetrics
 from meshd.memory import Segment
 from meshd.metrics.catalog import build_catalog
 from meshd.metrics.cells import MetricRow, segment_size
 from meshd.metrics.job_balance import JobBalance
 from meshd.metrics.table import MetricTable
 from meshd.prepare.layout import create_rings
-from meshd.routing.condition_cells import FAILURES, LINE_WORDS, SUCCESSES
-from meshd.routing.conditions import HALF_OPEN, Conditions
+from meshd.routing.conditions import Conditions
 from meshd.routing.conditions import segment_bytes as conditions_bytes
 from meshd.routing.load import LoadTable, segment_bytes
 from meshd.routing.registry import Upstream
@@ -70,17 +69,20 @@ class Node:
         seats = self.topology.io_seats
         conditions = Segment.create("conditions", conditions_bytes(seats))
         self.conditions = Conditions(conditions, None, seats)
+        self.upstreams: list[Upstream] = list(upstreams)
+        self.departed: dict[str, int] = {}
+        self.upstream_metrics = UpstreamMetrics(
+            lambda: self.upstreams, lambda: self.departed, self.loads, self.conditions, self.table
+        )
         self.routes = MetricsRoutes(
             self.table,
             self.board,
-            self.loads,
             self.ledger(),
             lambda: facts,
-            lambda: upstreams,
+            self.upstream_metrics,
             4096,
             pool,
             dict,
-            self.conditions,
         )
 
     def ledger(self) -> CpuLedger:
@@ -148,33 +150,6 @@ def test_only_prepare_workers_that_are_up_are_live() -> None:
     row.busy = 1
     values = process_values(node.board, node.ledger())
     assert values["mesh_prepare_live_workers"] == values["mesh_prepare_busy_workers"] == {(): 1}
-
-
-def test_upstreams_show_health_load_and_their_number_by_model() -> None:
-    node = Node()
-    node.own_load.add(1)
-    values = upstream_values(UPSTREAMS, node.loads, node.conditions)
-    assert values["mesh_worker_health"] == {("http://a:1",): 1, ("http://b:1",): 0, ("http://c:1",): 0}
-    assert values["mesh_worker_requests_active"] == {
-        ("http://a:1",): 0,
-        ("http://b:1",): 1,
-        ("http://c:1",): 0,
-    }
-    assert values["mesh_worker_pool_size"] == {
-        ("regular", "http", "m1"): 2,
-        ("regular", "http", "m2"): 1,
-        ("regular", "http", "unknown"): 1,
-    }
-
-
-def test_upstreams_show_their_breaker() -> None:
-    node = Node()
-    words = node.conditions.cells.breaker_words
-    words[LINE_WORDS], words[LINE_WORDS + FAILURES], words[LINE_WORDS + SUCCESSES] = HALF_OPEN, 10, 2
-    values = upstream_values(UPSTREAMS, node.loads, node.conditions)
-    assert values["mesh_worker_cb_state"] == {("http://a:1",): 0, ("http://b:1",): 2, ("http://c:1",): 0}
-    assert values["mesh_worker_cb_consecutive_failures"]["http://b:1",] == 10
-    assert values["mesh_worker_cb_consecutive_successes"]["http://b:1",] == 2
 
 
 def test_cpu_of_ended_processes_stays_in_the_total() -> None:
