@@ -23,6 +23,8 @@ costs a bucket one worse choice.
 
 from __future__ import annotations
 
+import errno
+import os
 import time
 from collections.abc import Callable, Collection, Container, Iterator
 from typing import Final
@@ -87,6 +89,7 @@ class PrefixIndex:
     ) -> None:
         if index_bytes < MIN_BYTES or segment.size < segment_bytes(index_bytes, io_seats):
             raise ValueError(f"a segment of {segment.size} bytes holds no index of {index_bytes}")
+        self._fd = segment.fd
         self._words = segment.words
         self._first = _buckets_at(io_seats) // 8
         self._buckets = index_bytes // _BUCKET_BYTES
@@ -188,13 +191,12 @@ class PrefixIndex:
         """Free the entries of upstreams that ``is_gone``, a part of the index at each step.
 
         For the controller, which lets others run between steps of some milliseconds. Yields the entries
-        freed by each.
+        freed by each. Memory that was never touched is not touched now.
         """
         words = self._words
         gone = [is_gone(number) for number in range(_NUMBER_MASK + 1)]
-        end = self._first + self._buckets * BUCKET_ENTRIES
-        for start in range(self._first, end, _SWEEP_ENTRIES):
-            part = words[start : min(start + _SWEEP_ENTRIES, end)]
+        for start, stop in self._extents():
+            part = words[start:stop]
             stale = [at for at, entry in enumerate(part) if entry and gone[entry & _NUMBER_MASK]]
             freed = 0
             for at in stale:
@@ -204,6 +206,22 @@ class PrefixIndex:
                     freed += 1
             words[self._cell] += freed
             yield freed
+
+    def _extents(self) -> Iterator[tuple[int, int]]:
+        """Yield runs of words that may hold entries: those whose pages exist. A read would make the others."""
+        end = (self._first + self._buckets * BUCKET_ENTRIES) * 8
+        at = self._first * 8
+        while at < end:
+            try:
+                at = max(at, os.lseek(self._fd, at, os.SEEK_DATA))
+            except OSError as error:
+                if error.errno == errno.ENXIO:  # nothing from there on
+                    return
+                raise
+            stop = min(end, os.lseek(self._fd, at, os.SEEK_HOLE), at + 8 * _SWEEP_ENTRIES)
+            if at < end:
+                yield at // 8, stop // 8
+            at = stop
 
     def forget(self, numbers: Collection[int]) -> Iterator[int]:
         """Free the entries of upstreams ``numbers``, as ``sweep`` does."""

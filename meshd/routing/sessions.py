@@ -26,6 +26,9 @@ from meshd.memory import HEADER_BYTES, Segment
 SEGMENT_KIND: Final = "sessions"
 MAX_SESSIONS: Final = 65536
 IDLE_NS: Final = 120 * 60 * 1_000_000_000
+ASSIGNMENT_PATH: Final = "/sessions/assignment"
+ASSIGNED_HEADER: Final = b"x-mesh-assigned"
+"""How an I/O process asks the controller, and where the answer, an upstream's number, stands."""
 
 _BUCKET_ENTRIES: Final = 16
 _ENTRY_WORDS: Final = 4

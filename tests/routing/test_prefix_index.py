@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import resource
 from array import array
 from collections.abc import Callable
@@ -172,6 +173,14 @@ def test_sweeping_frees_the_entries_of_upstreams_that_have_left(make: MakeIndex)
     assert index.entries == 8
     assert index.match(_keys("a" * 1000), 1000, {1}) is None
     assert index.matched_bytes(_keys("a" * 1000), 1000, 2) == 1000
+
+
+def test_sweeping_touches_no_memory_that_was_never_used(make: MakeIndex) -> None:
+    index, controller = make(0, 64 << 20), make(2, 64 << 20)
+    index.insert(_keys("a" * 1000), 1)
+    before = os.fstat(index._fd).st_blocks
+    assert sum(controller.sweep(lambda number: number == 1)) == 8
+    assert os.fstat(index._fd).st_blocks == before
 
 
 def test_forgetting_drops_only_the_upstreams_named(make: MakeIndex) -> None:
