@@ -1,4 +1,4 @@
-"""The registry of tokenizers: moves of its entries by what leaders report, and its life beyond one process."""
+"""The registry of tokenizers: moves of its entries by what leaders report, and its life beyond a process."""
 
 from __future__ import annotations
 
