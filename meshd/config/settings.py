@@ -128,6 +128,7 @@ class Settings:
     open_admin: bool = _upstreams(
         False,
         help="Let every client change the set of servers and the like, not only those on loopback.",
+        readers=("io", "controller"),
     )
     worker_startup_timeout_secs: float = _upstreams(
         1800.0,
@@ -343,6 +344,7 @@ class Settings:
     retry_max_backoff_ms: int = _retry(
         30000,
         help="Longest delay before a retry, and longest wait for a server that asked to be left alone.",
+        readers=("io", "controller"),
         unit="ms",
         minimum=0,
         maximum=3600000,

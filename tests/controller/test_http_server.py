@@ -161,3 +161,19 @@ def test_peer_on_a_tcp_socket_is_not_asked_for() -> None:
 
     server = HttpServer(echo, refuse, Log("test", "error", stream_fd=-1), admits=lambda pid, uid: False)
     assert asyncio.run(_connected(server, run)).endswith(b"GET /a  0")
+
+
+def test_a_server_that_closes_answers_what_was_asked_and_ends_the_connection() -> None:
+    server = make_server()
+
+    async def run(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bytes:
+        writer.write(b"GET /a HTTP/1.1\r\nhost: x\r\n\r\n")
+        first = await reader.readuntil(b"GET /a  0")
+        assert b"connection: close" not in first.lower()
+        server.is_closing = True
+        writer.write(b"GET /b HTTP/1.1\r\nhost: x\r\n\r\n")
+        return await reader.read()
+
+    answer = asyncio.run(_connected(server, run))
+    assert answer.endswith(b"GET /b  0") and b"connection: close" in answer.lower()
+    assert server.busy == 0

@@ -65,8 +65,8 @@ class Supervisor:
         self.link: socket.socket | None = None
         self.child: subprocess.Popen[bytes] | None = None
 
-    def start(self) -> None:
-        """Start a controller and wait until it says ready."""
+    def start(self, takes_over: bool = False) -> None:
+        """Start a controller and wait until it says ready, or as a successor that it has loaded."""
         self.link, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.link.setblocking(False)
         fds = {
@@ -83,6 +83,7 @@ class Supervisor:
             topology=self.topology,
             settings=self.settings.to_dict(),
             fds=fds,
+            takes_over=takes_over,
         )
         fd = manifest.to_memfd()
         command = [sys.executable, "-m", "meshd.controller.process", "--manifest-fd", str(fd)]
@@ -91,7 +92,7 @@ class Supervisor:
         theirs.close()
         self.board.row(self.topology.board_controller).open(Role.CONTROLLER, 0, self.child.pid, "")
         wait_for(self.link)
-        assert receive_messages(self.link)[0] == [{"t": "ready"}]
+        assert receive_messages(self.link)[0] == [{"t": "loaded" if takes_over else "ready"}]
 
     def end(self, send: bytes | None = None) -> int:
         """Send a message, or kill without one; return the exit status."""
@@ -175,6 +176,32 @@ def test_controller_registers_serves_survives_its_death_and_drains(supervisor: S
     assert second.upstreams == first.upstreams
     assert supervisor.get_admin("/workers")[1]["workers"][0]["is_healthy"]
     assert supervisor.end(b'{"t":"drain","grace_s":1}') == 0
+
+
+def test_a_successor_writes_nothing_before_its_predecessor_has_handed_over(supervisor: Supervisor) -> None:
+    supervisor.start(takes_over=True)
+    assert supervisor.link is not None
+    assert RegistryBoard(supervisor.registry).generation() == 0
+    supervisor.link.send(b'{"t":"take_over"}')
+    wait_for(supervisor.link)
+    assert receive_messages(supervisor.link)[0] == [{"t": "ready"}]
+    assert supervisor.registry_when(is_healthy=True).upstreams
+    assert supervisor.end(b'{"t":"hand_over"}') == 0
+
+
+def test_a_successor_that_nobody_wants_ends_without_a_trace(supervisor: Supervisor) -> None:
+    supervisor.start(takes_over=True)
+    assert supervisor.end(b'{"t":"quit"}') == 0
+    assert RegistryBoard(supervisor.registry).generation() == 0
+
+
+def test_a_successor_that_could_not_work_says_so_instead_of_waiting(supervisor: Supervisor, tmp_path) -> None:
+    broken = tmp_path / "authorities.pem"
+    broken.write_text("none")
+    supervisor.settings = replace(supervisor.settings, ca_cert_paths=(str(broken),))
+    with pytest.raises(AssertionError):
+        supervisor.start(takes_over=True)
+    assert supervisor.child is not None and supervisor.child.wait(PATIENCE_S) != 0
 
 
 def test_scrape_and_health_routes_answer_on_the_metrics_port(supervisor: Supervisor) -> None:
