@@ -5,7 +5,7 @@ Nothing here changes the client's own objects, and elements that cannot be read 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from enum import Enum
 from typing import Any, Final
 
@@ -24,6 +24,7 @@ _MEDIA: Final = {
     "audio_url": "audio",
     "input_audio": "audio",
 }
+_REASONING: Final = ("reasoning_content", "thinking", "reasoning")
 
 
 class ContentForm(Enum):
@@ -39,10 +40,25 @@ def conform(messages: Sequence[Any], form: ContentForm) -> list[dict[str, Any]]:
     return [_conformed(message, form) for message in messages if isinstance(message, dict)]
 
 
-def final_text(message: Mapping[str, Any]) -> str | None:
-    """Return the text that the last message of a conversation ends with, ``None`` if it has none."""
-    texts = list(text_parts(message.get("content")))
-    return texts[-1] if texts else None
+def mark_final(messages: Sequence[dict[str, Any]], mark: str) -> str | None:
+    """Put ``mark`` behind the text that a conversation ends with, and return that text.
+
+    ``messages`` are those of ``conform``. None, and nothing changes, if the last one is not the assistant's
+    or has no text.
+    """
+    last = messages[-1] if messages else {}
+    content = last.get("content")
+    if last.get("role") != "assistant":
+        return None
+    if isinstance(content, str):
+        last["content"] = content + mark
+        return content
+    for part in reversed(content) if isinstance(content, list) else ():
+        text: str | None = part.get("text")
+        if text is not None:
+            part["text"] = text + mark
+            return text
+    return None
 
 
 def chat_messages(system: Any, messages: Sequence[Any]) -> list[dict[str, Any]]:
@@ -77,6 +93,9 @@ def _from_blocks(content: Any) -> Any:
 
 def _conformed(message: dict[str, Any], form: ContentForm) -> dict[str, Any]:
     copy = dict(message)
+    reasoning = next((copy[name] for name in _REASONING if copy.get(name) is not None), None)
+    if reasoning is not None:  # clients and templates have three names for it
+        copy = {"thinking": reasoning, **copy, "reasoning_content": reasoning}
     content = message.get("content")
     if isinstance(content, list):
         if form is ContentForm.TEXT:

@@ -3,6 +3,9 @@
 Templates are foreign code, so they run in jinja2's immutable sandbox without a loader, and their output
 is counted while it is produced. They are compiled once, in the leader, before it forks.
 
+What a template keeps for itself is bounded too: macros and ``{% set %}`` blocks collect text that is no
+output yet, and a variable that is added to itself doubles with each turn of a loop.
+
 How a template wants the content of a message is found by rendering probes: one that loops over content
 parts gets parts, any other a string. A template that takes both keeps whichever form the client sent,
 which is what the tokenizers' own renderer does.
@@ -11,25 +14,30 @@ which is what the tokenizers' own renderer does.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final, NoReturn
 
 from jinja2 import Template, TemplateError, nodes
+from jinja2.compiler import CodeGenerator, Frame
 from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension, LoopControlExtension
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from meshd.prepare.chat_messages import ContentForm, conform, final_text
+from meshd.prepare.chat_messages import ContentForm, conform, mark_final
 
 MESSAGE_BYTES: Final = 512
 """Most bytes of a template's own message that an answer repeats."""
 
 _PROBE: Final = "meshd probe text"
 _PROBE_PART: Final = {"type": "text", "text": _PROBE, "meshd_probe_key": ""}
-_REPETITION_MAX: Final = 1 << 24
+_TEXT_MAX: Final = 1 << 24
+"""Longest string, in characters, and list that a template may build by adding or multiplying."""
+_KEPT_FACTOR: Final = 16
+"""Text that macros and blocks may collect in one rendering, by what the output may have."""
+_FINAL_MARK: Final = "CONTINUE_FINAL_MESSAGE_TAG "  # its space tells whether the template trims
 
 
 class OutputTooLong(Exception):
@@ -66,7 +74,7 @@ class ChatTemplate:
         special_tokens: Mapping[str, Any],
         now: Callable[[], datetime] = datetime.now,
     ) -> None:
-        environment = _environment(now)
+        environment = self._environment = _environment(now)
         self._special_tokens = dict(special_tokens)
         compiled = {name: environment.from_string(source) for name, source in sources.items()}
         if not compiled:
@@ -91,8 +99,13 @@ class ChatTemplate:
         variables["messages"] = messages
         variables["tools"] = request.tools or None
         variables["add_generation_prompt"] = not request.is_continuing
-        text = _run(template, variables, limit_bytes)
-        return _cut_after_final(text, messages) if request.is_continuing else text
+        if not request.is_continuing:
+            return self._run(template, variables, limit_bytes)
+        final = mark_final(messages, _FINAL_MARK)
+        if final is None:
+            raise TemplateRefusal("continue_final_message needs a last message from the assistant with text.")
+        text = self._run(template, variables, limit_bytes + len(_FINAL_MARK))
+        return _cut_at_mark(text, final)
 
     def _find_form(self, template: Template) -> ContentForm:
         takes_parts = self._shows_probe(template, [_PROBE_PART])
@@ -113,31 +126,35 @@ class ChatTemplate:
                 "add_generation_prompt": True,
             }
             try:
-                text = _run(template, variables, 1 << 20)
+                text = self._run(template, variables, 1 << 20)
             except (TemplateRefusal, OutputTooLong):
                 continue
             if _PROBE in text and "meshd_probe_key" not in text:
                 return True
         return False
 
+    def _run(self, template: Template, variables: Mapping[str, Any], limit_bytes: int) -> str:
+        pieces: list[str] = []
+        left = limit_bytes
+        self._environment.keepable_bytes = _KEPT_FACTOR * (limit_bytes + (1 << 16))
+        try:
+            for piece in template.generate(variables):
+                left -= _length(piece)
+                if left < 0:
+                    raise OutputTooLong
+                pieces.append(piece)
+        except OutputTooLong:
+            raise
+        except MemoryError as exhausted:
+            raise OutputTooLong from exhausted
+        # A template is code of somebody else: whatever it raises is its refusal, not a fault of meshd.
+        except Exception as error:
+            raise TemplateRefusal(_told(error)) from error
+        return "".join(pieces)
 
-def _run(template: Template, variables: Mapping[str, Any], limit_bytes: int) -> str:
-    pieces: list[str] = []
-    left = limit_bytes
-    try:
-        for piece in template.generate(variables):
-            left -= len(piece) if piece.isascii() else len(piece.encode(errors="replace"))
-            if left < 0:
-                raise OutputTooLong
-            pieces.append(piece)
-    except OutputTooLong:
-        raise
-    except MemoryError as exhausted:
-        raise OutputTooLong from exhausted
-    # A template is code of somebody else: whatever it raises is its refusal, not a fault of meshd.
-    except Exception as error:
-        raise TemplateRefusal(_told(error)) from error
-    return "".join(pieces)
+
+def _length(piece: str) -> int:
+    return len(piece) if piece.isascii() else len(piece.encode(errors="replace"))
 
 
 def _told(error: Exception) -> str:
@@ -145,36 +162,77 @@ def _told(error: Exception) -> str:
     return text[:MESSAGE_BYTES].encode(errors="replace")[:MESSAGE_BYTES].decode(errors="ignore")
 
 
-def _cut_after_final(text: str, messages: Sequence[Mapping[str, Any]]) -> str:
+def _cut_at_mark(text: str, final: str) -> str:
     """Cut ``text`` after the content of the last message, so that the model goes on with it.
 
-    A template may have trimmed the content; then the cut is where its trimmed form ends.
+    A template may have trimmed the content with the mark behind it; then the text ends trimmed as well.
     """
-    last = messages[-1] if messages else {}
-    content = final_text(last) if last.get("role") == "assistant" else None
-    if content is None:
-        raise TemplateRefusal("continue_final_message needs a last message from the assistant with text.")
-    stripped = content.strip()
-    start = text.rfind(stripped)
-    if start < 0:
+    cut = text.rfind(_FINAL_MARK.strip())
+    if cut < 0 or final.strip() not in text:
         raise TemplateRefusal("The chat template does not show the final message, so it cannot be continued.")
-    whole = content.lstrip()
-    end = start + len(whole)
-    return text[:end] if text[start:end] == whole else text[: start + len(stripped)]
+    return text[:cut] if text.startswith(_FINAL_MARK, cut) else text[:cut].rstrip()
 
 
 # --- the environment that published templates expect ---
 
 
-class _Sandbox(ImmutableSandboxedEnvironment):
-    """The immutable sandbox, which also refuses to build a huge string by multiplication."""
+class _Collected(list[str]):
+    """The text of a macro or block while it is collected, counted for all of them together."""
 
-    intercepted_binops = frozenset(("*",))
+    __slots__ = ("_environment",)
+
+    def __init__(self, environment: _Sandbox) -> None:
+        super().__init__()
+        self._environment = environment
+
+    def append(self, piece: str) -> None:
+        self._environment.keep(_length(piece))
+        super().append(piece)
+
+    def extend(self, pieces: Iterable[str]) -> None:
+        for piece in pieces:
+            self.append(piece)
+
+
+class _Generator(CodeGenerator):
+    """Generates code that counts what is collected and what is joined by ``~``."""
+
+    def buffer(self, frame: Frame) -> None:
+        frame.buffer = self.temporary_identifier()
+        self.writeline(f"{frame.buffer} = environment.collected()")
+
+    def visit_Concat(self, node: nodes.Concat, frame: Frame) -> None:
+        self.write("environment.bounded(")
+        super().visit_Concat(node, frame)
+        self.write(")")
+
+
+class _Sandbox(ImmutableSandboxedEnvironment):
+    """The immutable sandbox, which also refuses to build huge values. ``keepable_bytes``: left to collect."""
+
+    intercepted_binops = frozenset(("*", "+"))
+    code_generator_class = _Generator
+    keepable_bytes = 0
+
+    def collected(self) -> _Collected:
+        return _Collected(self)
+
+    def keep(self, length: int) -> None:
+        self.keepable_bytes -= length
+        if self.keepable_bytes < 0:
+            raise OutputTooLong
+
+    def bounded(self, value: Any) -> Any:
+        if isinstance(value, (str, list, tuple)) and len(value) > _TEXT_MAX:
+            raise OutputTooLong
+        return value
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+        if operator == "+":
+            return self.bounded(left + right)
         for repeated, times in ((left, right), (right, left)):
             is_repetition = isinstance(repeated, (str, list, tuple)) and isinstance(times, int)
-            if is_repetition and len(repeated) * times > _REPETITION_MAX:
+            if is_repetition and len(repeated) * times > _TEXT_MAX:
                 raise OutputTooLong
         return super().call_binop(context, operator, left, right)
 
@@ -194,7 +252,7 @@ class _GenerationExtension(Extension):
         return nodes.Scope(body, lineno=line)
 
 
-def _environment(now: Callable[[], datetime]) -> ImmutableSandboxedEnvironment:
+def _environment(now: Callable[[], datetime]) -> _Sandbox:
     environment = _Sandbox(
         trim_blocks=True,
         lstrip_blocks=True,

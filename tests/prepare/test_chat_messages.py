@@ -4,7 +4,7 @@ import copy
 
 import pytest
 
-from meshd.prepare.chat_messages import ContentForm, chat_messages, conform, final_text
+from meshd.prepare.chat_messages import ContentForm, chat_messages, conform, mark_final
 
 PARTS = [
     {"type": "text", "text": "a", "cache_control": {}},
@@ -79,11 +79,29 @@ def test_only_an_assistant_has_its_arguments_parsed():
     assert conform([message], ContentForm.TEXT) == [message]
 
 
-def test_final_text_is_the_last_text_of_the_message():
-    assert final_text({"content": "x"}) == "x"
-    assert final_text({"content": [{"text": "a"}, {"text": "b"}, {"type": "image"}]}) == "b"
-    assert final_text({"content": None}) is None
-    assert final_text({"content": [{"type": "image"}]}) is None
+def test_the_mark_stands_behind_the_last_text_of_the_assistant():
+    def marked(content, role="assistant"):
+        messages = conform([{"role": role, "content": content}], ContentForm.EITHER)
+        return mark_final(messages, "|"), messages[0]["content"]
+
+    text, image = {"type": "text", "text": "a"}, {"type": "image"}
+    assert marked("x ") == ("x ", "x |")
+    assert marked("") == ("", "|")
+    assert marked([text, text, image]) == ("a", [text, {"type": "text", "text": "a|"}, image])
+    for nothing in (None, [image], [], 7):
+        assert marked(nothing)[0] is None
+    assert marked("x", role="user") == (None, "x")
+    assert mark_final([], "|") is None
+
+
+@pytest.mark.parametrize("name", ["reasoning_content", "thinking", "reasoning"])
+def test_reasoning_has_every_name_that_templates_read(name):
+    (message,) = conform([{"role": "assistant", name: "why", "content": "x"}], ContentForm.TEXT)
+    assert (message["reasoning_content"], message["thinking"]) == ("why", "why")
+    both = {"role": "assistant", "reasoning_content": "a", "thinking": "b", "content": "x"}
+    assert conform([both], ContentForm.TEXT) == [both], "what the client wrote under a name stays"
+    nothing = conform([{"role": "assistant", name: None}], ContentForm.TEXT)[0]
+    assert nothing.get("thinking") is None and nothing.get("reasoning_content") is None
 
 
 def test_a_messages_request_becomes_chat_messages_with_the_system_first():

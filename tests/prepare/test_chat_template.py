@@ -142,6 +142,21 @@ def test_the_last_occurrence_of_a_repeated_text_is_where_it_continues():
     assert render(TRIMS, USER, same, is_continuing=True) == "[user]Hi<end>[assistant]Hi"
 
 
+def test_a_short_reply_is_not_mistaken_for_the_letters_of_the_markup_behind_it():
+    for content in ("e", "end", "", "<"):
+        reply = {"role": "assistant", "content": content}
+        assert render(TRIMS, USER, reply, is_continuing=True) == f"[user]Hi<end>[assistant]{content}"
+
+
+def test_a_reply_at_exactly_the_limit_can_be_continued():
+    whole = "[user]Hi<end>[assistant]so far"
+    ends = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{{ '<end>' if not loop.last }}{% endfor %}"
+    reply = {"role": "assistant", "content": "so far"}
+    assert render(ends, USER, reply, is_continuing=True, limit=len(whole)) == whole
+    with pytest.raises(OutputTooLong):
+        render(ends, USER, reply, is_continuing=True, limit=len(whole) - 1)
+
+
 @pytest.mark.parametrize("last", [USER, {"role": "assistant", "content": None}])
 def test_only_text_of_the_assistant_can_be_continued(last):
     with pytest.raises(TemplateRefusal, match="continue_final_message"):
@@ -211,3 +226,32 @@ def test_output_of_exactly_the_limit_passes_and_one_byte_more_does_not():
 def test_a_template_that_multiplies_its_output_is_stopped_early(source):
     with pytest.raises(OutputTooLong):
         render(source, limit=1000)
+
+
+LOOP = "{% for i in range(99999) %}{% for j in range(99999) %}"
+DOUBLES = "{% set ns = namespace(x=messages[0].content) %}{% for i in range(64) %}"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        LOOP.join(("{% set x %}", "{{ messages[0].content }}{% endfor %}{% endfor %}{% endset %}")),
+        LOOP.join(("{% macro m() %}", "{{ 'ab' }}{% endfor %}{% endfor %}{% endmacro %}{{ m() | length }}")),
+        LOOP.join(("{% filter trim %}", "{{ i }}{% endfor %}{% endfor %}{% endfilter %}")),
+        DOUBLES + "{% set ns.x = ns.x + ns.x %}{% endfor %}",
+        DOUBLES + "{% set ns.x = ns.x ~ ns.x %}{% endfor %}",
+        "{% set ns = namespace(x=[1]) %}{% for i in range(64) %}{% set ns.x = ns.x + ns.x %}{% endfor %}",
+    ],
+)
+def test_what_a_template_keeps_without_writing_it_is_bounded_too(source):
+    with pytest.raises(OutputTooLong):
+        render(source, limit=1000)
+
+
+def test_what_one_rendering_kept_does_not_count_against_the_next():
+    source = (
+        "{% set x %}{% for i in range(900) %}{{ 'abcdefghij' * 10 }}{% endfor %}{% endset %}{{ x | length }}"
+    )
+    template = ChatTemplate({"default": source}, {})
+    for _ in range(30):
+        assert template.render(ChatRequest((USER,)), 1000) == "90000"
