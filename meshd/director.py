@@ -230,6 +230,11 @@ class Director:
 
     # --------------------------------------------------------------------------------------- placing
 
+    @property
+    def needs_session(self) -> bool:
+        """Whether views have to carry the session key of their request."""
+        return self._placer.needs_session
+
     def place(self, endpoint: Endpoint, view: RoutingView, tried: Collection[int] = ()) -> Placement:
         """Choose an upstream and count its load; raise MeshError when there is none.
 

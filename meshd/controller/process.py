@@ -29,6 +29,7 @@ from meshd.controller.http_client import UpstreamClient
 from meshd.controller.http_server import HttpServer
 from meshd.controller.pool_watch import PoolWatch
 from meshd.controller.prober import ProbeCounters
+from meshd.controller.routing_memory import RoutingMemory
 from meshd.controller.scrape import KINDS, CpuLedger, MetricsRoutes
 from meshd.controller.sweeper import SWEEP_INTERVAL_S, Sweeper
 from meshd.controller.tokenizer_control import TokenizerControl
@@ -46,8 +47,10 @@ from meshd.routing import conditions
 from meshd.routing.breaker import BreakerRules
 from meshd.routing.conditions import Conditions
 from meshd.routing.load import LoadTable
+from meshd.routing.prefix_index import PrefixIndex
 from meshd.routing.readiness import node_facts
 from meshd.routing.registry import RegistryBoard
+from meshd.routing.sessions import SessionLedger
 from meshd.tls import TlsContext, client_context
 
 HAND_OVER_S: Final = 5.0  # longest wait for running requests; the supervisor waits 8 s
@@ -110,7 +113,9 @@ class Controller:
         """Start, say ready, and work until the supervisor says drain or quit, or is gone."""
         loop = asyncio.get_running_loop()
         stopped = asyncio.Event()
-        upstreams = self._upstream_control(loop)
+        memory = self._routing_memory()
+        memory.start()
+        upstreams = self._upstream_control(loop, memory)
         upstreams.start()
         tokenizers = TokenizerControl(
             self._tokenizers,
@@ -122,7 +127,7 @@ class Controller:
         )
         tokenizers.start()
         self._sweeper.sweep()
-        servers = await self._listen(upstreams, tokenizers)
+        servers = await self._listen(upstreams, tokenizers, memory)
         loop.add_reader(self._link.fileno(), self._on_message, stopped)
         self._link.ready()
         discovery = Discovery(
@@ -133,6 +138,7 @@ class Controller:
                 tasks.create_task(upstreams.run()),
                 tasks.create_task(discovery.run()),
                 tasks.create_task(self._breakers.run()),
+                tasks.create_task(memory.run()),
                 tasks.create_task(self._beat(upstreams, tokenizers)),
             ]
             await stopped.wait()
@@ -152,7 +158,9 @@ class Controller:
         while any(server.busy for server in self._http) and time.monotonic() < deadline:
             await asyncio.sleep(0.01)
 
-    async def _listen(self, upstreams: UpstreamControl, tokenizers: TokenizerControl) -> list[asyncio.Server]:
+    async def _listen(
+        self, upstreams: UpstreamControl, tokenizers: TokenizerControl, memory: RoutingMemory
+    ) -> list[asyncio.Server]:
         counters = {
             role: self._row.float_counter("mesh_process_cpu_seconds_total", kind=role) for role in KINDS
         }
@@ -165,8 +173,9 @@ class Controller:
             self._topology.body_memory_bytes,
             self._pool,
             tokenizers.engines,
+            memory.values,
         )
-        admin = AdminRoutes([*upstreams.routes(), *tokenizers.routes()], self._log)
+        admin = AdminRoutes([*upstreams.routes(), *tokenizers.routes(), *memory.routes()], self._log)
         handlers = (("metrics_listen", metrics.handle), ("controller_listen", admin.handle))
         self._http = [HttpServer(handler, refuse, self._log, admits=self._admits) for _, handler in handlers]
         return [
@@ -174,7 +183,23 @@ class Controller:
             for server, (name, _) in zip(self._http, handlers, strict=True)
         ]
 
-    def _upstream_control(self, loop: asyncio.AbstractEventLoop) -> UpstreamControl:
+    def _routing_memory(self) -> RoutingMemory:
+        fds, topology = self._manifest.fds, self._topology
+        index = PrefixIndex(
+            Segment.attach(fds["prefix_index"], "prefix_index"),
+            topology.io_seats,
+            topology.io_seats,
+            topology.prefix_index_bytes,
+        )
+        return RoutingMemory(
+            index,
+            SessionLedger(Segment.attach(fds["sessions"], "sessions")),
+            lambda: [upstream.number for upstream in self._registry.read().upstreams],
+            self._loads.load,
+            self._settings.eviction_interval_secs,
+        )
+
+    def _upstream_control(self, loop: asyncio.AbstractEventLoop, memory: RoutingMemory) -> UpstreamControl:
         checks = partial(self._row.counter, "mesh_worker_health_checks_total", worker_type="regular")
         return UpstreamControl(
             self._settings,
@@ -186,6 +211,8 @@ class Controller:
             self._log,
             schedule=loop.call_later,
             ring_bells=partial(ring_bells, self._manifest.fds),
+            forget=memory.forget_cached,
+            is_clean=memory.is_clean,
         )
 
     def _admits(self, pid: int, uid: int) -> bool:

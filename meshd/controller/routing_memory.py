@@ -16,8 +16,8 @@ import orjson
 
 from meshd.controller.admin import AdminRoute
 from meshd.controller.http_server import Request, Response
-from meshd.errors import MeshError
 from meshd.controller.scrape import Values
+from meshd.errors import MeshError
 from meshd.routing.prefix_index import PrefixIndex
 from meshd.routing.sessions import ASSIGNED_HEADER, ASSIGNMENT_PATH, SessionId, SessionLedger
 

@@ -70,9 +70,11 @@ class MetricsRoutes:
         body_memory_bytes: int,
         pool: PoolWatch,
         engines: Callable[[], dict[tuple[str, ...], float]],
+        routing: Callable[[], Values],
     ) -> None:
         self._table = table
         self._engines = engines
+        self._routing = routing
         self._board = board
         self._ledger = ledger
         self._facts = facts
@@ -97,6 +99,7 @@ class MetricsRoutes:
         """Render everything; some 20 ms for a dozen processes, without waiting for any of them."""
         values = process_values(self._board, self._ledger)
         values |= self._upstreams.values()
+        values |= self._routing()
         values["mesh_tokenizer_info"] = self._engines()
         values["mesh_build_info"] = {(__version__,): 1}
         values["mesh_start_time_seconds"] = {(): self._start_time_s}

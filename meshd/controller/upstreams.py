@@ -27,7 +27,8 @@ from meshd.routing.registry import RegistryBoard
 class UpstreamControl:
     """``keeper``: the set; ``sources``: what discovery announces to and withdraws from.
 
-    ``forget``: drops what the prefix index holds of upstreams, by number; nothing while there is no index.
+    ``forget``: drops what the prefix index holds of upstreams, by number. ``is_clean``: whether nothing is
+    remembered of a number's former owner.
 
     Give it ``start`` before its routes are served, run ``run`` as a task, and call ``sweep`` often.
     """
@@ -45,6 +46,7 @@ class UpstreamControl:
         schedule: Callable[[float, Callable[[], None]], object],
         ring_bells: Callable[[], None],
         forget: Callable[[Collection[int]], None] = lambda _numbers: None,
+        is_clean: Callable[[int], bool] = lambda _number: True,
     ) -> None:
         self._settings = settings
         self._client = client
@@ -53,7 +55,11 @@ class UpstreamControl:
         self._loads = loads
         self._conditions = conditions
         self.keeper = RegistryKeeper(
-            board, log, is_idle=loads.is_idle, schedule=schedule, ring_bells=ring_bells
+            board,
+            log,
+            is_idle=lambda number: loads.is_idle(number) and is_clean(number),
+            schedule=schedule,
+            ring_bells=ring_bells,
         )
         self.sources = Sources(self.keeper, log)
         registrations = Registrations(

@@ -26,8 +26,10 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 from meshd.api.rank_body import Buffer, ranked_body
 from meshd.io.headers import forwarded_fields, upstream_head
 from meshd.io.leg import Leg, as_error, error_type_of
+from meshd.io.session_assignment import assigned_upstream, session_key
 from meshd.io.upstream import UpstreamFailure
 from meshd.routing.availability import NoneAvailable
+from meshd.routing.placement import SessionUnassigned
 from meshd.routing.retry_rules import BUSY, FAILURES
 
 if TYPE_CHECKING:
@@ -109,9 +111,15 @@ class Attempts:
 
         Its leg and its placement are the holder's. Raises ``MeshError`` when there is none.
         """
+        io, view = self._io, self._view
+        if io.director.needs_session:
+            view.session_key = session_key(self._head)
         while True:
             try:
                 placement = self._place()
+            except SessionUnassigned as unassigned:
+                view.assigned = await assigned_upstream(io, view.session_key, unassigned.numbers)
+                continue
             except NoneAvailable as none:
                 if await self._wait_for_upstream(none.wait_s):
                     continue
@@ -184,7 +192,9 @@ class Attempts:
         )
         leg = self._holder.leg = Leg(io, self._deadline)
         try:
-            return await leg.ask(address, head.method, request, buffers, view.creates_state), authority
+            # After a reset a second connection is not risked too: each attempt would count twice at servers.
+            needs_fresh = view.creates_state or self._resets > 0
+            return await leg.ask(address, head.method, request, buffers, needs_fresh), authority
         finally:
             record.is_reused = leg.is_reused
 

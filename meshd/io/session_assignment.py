@@ -35,7 +35,7 @@ async def assigned_upstream(io: Services, key: bytes, numbers: tuple[int, ...]) 
 
     ``NO_ASSIGNMENT`` if the controller does not say in time.
     """
-    body = orjson.dumps({"session": SessionId.of(key), "candidates": numbers})
+    body = orjson.dumps({"session": [*SessionId.of(key)], "candidates": numbers})
     head = b"POST %b HTTP/1.1\r\nhost: controller\r\ncontent-length: %d\r\n\r\n" % (
         ASSIGNMENT_PATH.encode(),
         len(body),

@@ -25,7 +25,7 @@ from typing import Final, Literal, NamedTuple, Protocol
 
 from meshd.api.dialects import cut_name
 from meshd.api.endpoints import ENDPOINTS, Endpoint
-from meshd.api.view import NEEDS_RANK_FREE, RoutingView
+from meshd.api.view import NEEDS_RANK_FREE, NEEDS_SESSION, RoutingView
 from meshd.errors import MeshError
 from meshd.routing.availability import CALM, Availability
 from meshd.routing.conditions import Conditions, Outcome, Trouble
@@ -139,8 +139,14 @@ class Placer:
     def needs_of(self, endpoint: Endpoint) -> int:
         """Return the ``NEEDS`` bits for a prepare job of ``endpoint``."""
         self._refresh()
-        needs = 0 if endpoint.picks_by == "least_load" else self._needs
+        needs = 0 if endpoint.picks_by == "least_load" else self._needs & ~NEEDS_SESSION
         return needs | NEEDS_RANK_FREE if endpoint.number in self._ranked else needs
+
+    @property
+    def needs_session(self) -> bool:
+        """Whether a policy in force reads the session key of a request."""
+        self._refresh()
+        return self._needs & NEEDS_SESSION != 0
 
     @property
     def registry(self) -> Registry:
@@ -167,8 +173,6 @@ class Placer:
             pick, is_trial = self._pick_in_trouble(route, endpoint, view, trouble, tried)
         upstream, policy = pick.upstream, route.policy.name
         if upstream is None:
-            if pick.reason == UNASSIGNED:
-                raise SessionUnassigned(self._availability.untried(route.candidates, tried).numbers)
             raise MeshError("policy_returned_none", "No server could be chosen for this request.")
         self._loads.add(upstream.number)
         self._placed = number = self._placed + 1
@@ -269,6 +273,8 @@ class Placer:
             self._metrics.fallback(policy.name, pick.fallback)
         if not candidates:
             raise self._availability.none_of(route.candidates)
+        if pick.reason == UNASSIGNED:
+            raise SessionUnassigned(candidates.numbers)
         return pick
 
     def _pick_in_trouble(

@@ -208,7 +208,7 @@ class PrefixIndex:
             yield freed
 
     def _extents(self) -> Iterator[tuple[int, int]]:
-        """Yield runs of words that may hold entries: those whose pages exist. A read would make the others."""
+        """Yield runs of words that may hold entries: those whose pages exist. A read makes a page."""
         end = (self._first + self._buckets * BUCKET_ENTRIES) * 8
         at = self._first * 8
         while at < end:

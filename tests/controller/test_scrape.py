@@ -83,6 +83,7 @@ class Node:
             4096,
             pool,
             dict,
+            dict,
         )
 
     def ledger(self) -> CpuLedger:
