@@ -30,7 +30,7 @@ from meshd.prepare.engine_proof import Encode
 
 CUTS_A_TEXT: Final = 64
 PART: Final = 512
-"""Characters of a text at one go. With all of it for each cut it would take the reference three times as long."""
+"""Characters of a text at one go. With all of it for each cut the proof takes three times as long."""
 _CUTS_OF_ALL: Final = 4
 _SPANNING_TEXTS: Final = 2000  # a tokenizer with more such entries fails on the first of them
 

@@ -74,7 +74,7 @@ def unigram(*, splits: bool = True) -> Tokenizer:
     tokenizer = Tokenizer(models.Unigram())
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
     tokenizer.decoder = decoders.Metaspace()
-    lines = ("".join(filter(str.isascii, line)) for line in corpus())  # it wants all characters of them
+    lines = ("".join(filter(str.isascii, line)) for line in corpus(800))  # it wants all their characters
     _trained(tokenizer, trainers.UnigramTrainer, lines=lines, unk_token="<unk>")
     if not splits:
         tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(split=False)

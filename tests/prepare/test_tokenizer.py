@@ -12,6 +12,8 @@ import pytest
 import meshd
 from meshd.prepare import tokenizer as module
 from meshd.prepare.chat_template import ChatRequest
+from meshd.prepare.conversation_cache import PIECE, ConversationCache
+from meshd.prepare.cut_proof import Cuts
 from meshd.prepare.tokenizer import (
     EncodeFailed,
     LoadedTokenizer,
@@ -42,7 +44,7 @@ def interrupted(text: str) -> list[int]:
 
 @pytest.fixture(autouse=True)
 def brief_proof(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Prove with a few texts; ``test_loaded_engines`` has the whole proof."""
+    """Prove with a few texts; ``test_real_tokenizers`` has the whole proof."""
     texts = ("one two three", "a\u200db", "<|user|>Hi there<|end|>")
     monkeypatch.setattr(module, "_texts_of", lambda reference: iter(texts))
 
@@ -91,6 +93,67 @@ def test_an_interrupt_is_no_engine_failure():
     for loaded in (LoadedTokenizer(by_bytes, interrupted), LoadedTokenizer(interrupted)):
         with pytest.raises(KeyboardInterrupt):
             loaded.encode("ab")
+
+
+# --- cutting ---
+
+WORDS = "the end of the day " * 400
+
+
+def counted(cuts: Cuts, cache: ConversationCache | None = None):
+    seen: list[str] = []
+
+    def encode(text: str) -> list[int]:
+        seen.append(text)
+        return by_bytes(text)
+
+    events = RecordedEvents()
+    loaded = LoadedTokenizer(encode, cuts=cuts).for_worker(WorkerTools(events, cache))
+    return loaded, seen, events
+
+
+def test_without_the_proof_nothing_is_cut():
+    loaded, seen, events = counted(Cuts(), ConversationCache())
+    assert not (loaded.may_bound or loaded.may_reuse)
+    assert loaded.encode_head(WORDS, 4) == by_bytes("the ")
+    assert loaded.encode(WORDS) == by_bytes(WORDS)
+    assert seen == [WORDS, WORDS]
+    assert events.fallbacks == ["no_safe_cut"]
+
+
+def test_where_heads_alone_are_proved_whole_texts_are_not_put_together():
+    loaded, seen, events = counted(Cuts("", "why not"), ConversationCache())
+    assert (loaded.may_bound, loaded.may_reuse) == (True, False)
+    loaded.encode_head(WORDS, 4)
+    loaded.encode(WORDS)
+    assert len(seen[0]) <= 64
+    assert seen[1:] == [WORDS]
+    assert events.fallbacks == []
+
+
+def test_with_the_proof_a_grown_text_costs_what_is_new():
+    loaded, seen, _ = counted(Cuts("", ""), ConversationCache())
+    loaded.encode(WORDS)
+    seen.clear()
+    grown = WORDS + "and the night "
+    assert loaded.encode(grown) == by_bytes(grown)
+    assert sum(map(len, seen)) < 2 * PIECE
+
+
+def test_tokenizers_that_share_a_cache_share_no_ids():
+    tools = WorkerTools(RecordedEvents(), ConversationCache())
+    cuts = Cuts("", "")
+    one = LoadedTokenizer(by_bytes, cuts=cuts).for_worker(tools)
+    other = LoadedTokenizer(lambda text: [7] * len(text), cuts=cuts).for_worker(tools)
+    assert one.encode(WORDS) == by_bytes(WORDS)
+    assert other.encode(WORDS) == [7] * len(WORDS)
+
+
+def test_a_short_text_is_not_kept():
+    cache = ConversationCache()
+    loaded, _, _ = counted(Cuts("", ""), cache)
+    loaded.encode("the end of the day " * 20)
+    assert len(cache) == 0
 
 
 # --- loading ---
@@ -146,6 +209,37 @@ def test_a_missing_fast_engine_is_a_warning_or_a_failed_load(monkeypatch):
     assert "not installed" in loaded.warning
     with pytest.raises(LoadFailed, match="not installed"):
         load_tokenizer(str(SMALL), "fastokens")
+
+
+def test_texts_may_be_cut_where_the_proof_held_for_the_engine_in_use(monkeypatch):
+    encode = reference_ids()
+
+    def differs_at_the_end(text: str) -> list[int]:
+        return [*encode(text), 0] if text == "one" else encode(text)
+
+    monkeypatch.setattr(module, "_load_fast", lambda file: (differs_at_the_end, ""))
+    loaded = load_tokenizer(str(SMALL), "auto")
+    assert loaded.engine == "fastokens"
+    assert not loaded.may_bound
+    assert "proof text 0" in loaded.cuts.head
+    assert load_tokenizer(str(SMALL), "tokenizers").may_bound
+
+
+def test_an_engine_that_kills_its_proof_leaves_the_reference_with_its_own(monkeypatch):
+    def dies(text: str) -> list[int]:
+        os._exit(3)
+
+    monkeypatch.setattr(module, "_load_fast", lambda file: (dies, ""))
+    loaded = load_tokenizer(str(SMALL), "auto")
+    assert loaded.engine == "tokenizers"
+    assert "died" in loaded.warning
+    assert (loaded.may_bound, loaded.may_reuse) == (True, True)
+
+
+def test_the_source_and_the_size_of_the_vocabulary_are_known():
+    loaded = load_tokenizer(str(SMALL), "tokenizers")
+    assert loaded.source == str(SMALL / "tokenizer.json")
+    assert loaded.vocab_size == 3072
 
 
 def test_loading_with_the_proof_starts_no_thread():
