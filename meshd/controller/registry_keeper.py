@@ -42,9 +42,9 @@ class Refusal(StrEnum):
 class RegistryKeeper:
     """The upstreams of this node, in registration order.
 
-    ``is_idle``: whether no process holds load on a number. ``on_number``: called with the number of a new
-    upstream before anybody else learns of it: whatever is kept by number starts anew. ``ring_bells``: tells
-    the I/O processes of a new generation. ``memo``: plain JSON that a successor finds again.
+    ``is_idle``: whether no process holds load on a number; then a draining upstream leaves. ``is_clean``:
+    whether nothing else is remembered of a number's former owner; a new upstream waits for both.
+    ``ring_bells``: tells the I/O processes of a new generation. ``memo``: plain JSON that a successor finds.
     """
 
     def __init__(
@@ -57,12 +57,12 @@ class RegistryKeeper:
         ring_bells: Callable[[], None],
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
-        on_number: Callable[[int], None] = lambda _number: None,
+        is_clean: Callable[[int], bool] = lambda _number: True,
     ) -> None:
         self._log = log
         self._is_idle = is_idle
         self._wall_clock = wall_clock
-        self._on_number = on_number
+        self._is_clean = is_clean
         self.publisher = Publisher(board, log, self._contents, schedule, ring_bells)
         self.jobs = JobBook(clock, wall_clock)
         self.departures = Departures(clock, wall_clock)
@@ -200,8 +200,10 @@ class RegistryKeeper:
     def new_number(self, also_taken: Iterable[int] = ()) -> int | None:
         """Return a free column for one more upstream, None if there is none."""
         taken = {upstream.number for upstream in self._upstreams}.union(also_taken)
-        number = free_number(taken, self._is_idle, self._last_number)
+        number = free_number(taken, self._is_free, self._last_number)
         if number is not None:
             self._last_number = number
-            self._on_number(number)
         return number
+
+    def _is_free(self, number: int) -> bool:
+        return self._is_idle(number) and self._is_clean(number)

@@ -57,7 +57,8 @@ class UpstreamControl:
         self.keeper = RegistryKeeper(
             board,
             log,
-            is_idle=lambda number: loads.is_idle(number) and is_clean(number),
+            is_idle=loads.is_idle,
+            is_clean=is_clean,
             schedule=schedule,
             ring_bells=ring_bells,
         )

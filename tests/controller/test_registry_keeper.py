@@ -64,12 +64,16 @@ def test_new_number_is_not_one_that_was_just_given_out() -> None:
     assert registered(node.keeper.register(Announcement("http://c:1"))).number == 2
 
 
-def test_who_keeps_something_by_number_hears_of_a_new_one_before_it_is_published() -> None:
+def test_number_of_which_something_is_remembered_rests_and_its_owner_leaves_all_the_same() -> None:
     node = UpstreamSet()
-    node.start("http://a:1")
-    node.keeper.register(Announcement("http://b:1"))
-    assert node.numbers == [0, 1]
-    assert len(node.published().upstreams) == 1
+    node.start(*(f"http://u{n}:1" for n in range(1024)))
+    node.remembered = {7}
+    node.keeper.drain([node.the("http://u7:1")])
+    node.pass_time(0.25)
+    assert "http://u7:1" not in node.urls()
+    assert node.keeper.register(Announcement("http://late:1")) is Refusal.FULL
+    node.remembered = set()
+    assert registered(node.keeper.register(Announcement("http://late:1"))).number == 7
 
 
 def test_number_is_not_reused_while_somebody_holds_load_on_it() -> None:

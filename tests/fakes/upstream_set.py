@@ -24,7 +24,8 @@ def quiet_log() -> Log:
 
 @dataclass
 class UpstreamSet:
-    """``restart`` makes what the next controller makes. ``busy``: numbers that somebody holds load on.
+    """``restart`` makes what the next controller makes. ``busy``: numbers that somebody holds load on;
+    ``remembered``: those of which something is kept elsewhere.
 
     What is scheduled runs when ``run_due`` is called, or at once if ``is_prompt``.
     """
@@ -36,7 +37,7 @@ class UpstreamSet:
     bells: int = 0
     due: list[Callable[[], None]] = field(default_factory=list)
     busy: set[int] = field(default_factory=set)
-    numbers: list[int] = field(default_factory=list)
+    remembered: set[int] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self.restart()
@@ -51,7 +52,7 @@ class UpstreamSet:
             ring_bells=self._ring,
             clock=lambda: self.now_s,
             wall_clock=lambda: WALL_S + self.now_s - 100.0,
-            on_number=self.numbers.append,
+            is_clean=lambda number: number not in self.remembered,
         )
         self.sources = Sources(self.keeper, quiet_log())
         self.registrations = Registrations(self.keeper, quiet_log(), is_dp_aware=self.is_dp_aware)
