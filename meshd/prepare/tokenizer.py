@@ -24,6 +24,7 @@ from meshd.prepare.crosscheck import CheckedEngine, CrossCheck, EngineSwitch, Lo
 from meshd.prepare.cut_proof import Cuts, both, judge_added_tokens, prove_cuts, spanning_texts
 from meshd.prepare.engine_proof import PROOF_SEED, Encode, ProofBroken, answers_of_child, find_difference
 from meshd.prepare.prefix_tokens import head_ids
+from meshd.prepare.proof_record import NoProofs, Proof, Proofs, proof_key
 from meshd.prepare.proof_text import proof_texts
 from meshd.prepare.tokenizer_events import NoEvents, TokenizerEvents
 
@@ -178,17 +179,19 @@ class LoadedTokenizer:
         return f"LoadedTokenizer({self.source!r}, engine={self.engine}, cuts={self.cuts})"
 
 
-def load_tokenizer(path: str, engine: str, chat_template_path: str | None = None) -> LoadedTokenizer:
+def load_tokenizer(
+    path: str, engine: str, chat_template_path: str | None = None, proofs: Proofs | None = None
+) -> LoadedTokenizer:
     """Load the tokenizer at ``path``: a ``tokenizer.json``, or a directory that holds one.
 
     ``engine``: ``auto``, ``fastokens`` or ``tokenizers``. Starts no thread. Takes about two seconds and
-    as much again for the proof, which runs in a child of its own. Raises ``LoadFailed``.
+    more for the proof, which runs in a child of its own, unless ``proofs`` has it. Raises ``LoadFailed``.
     """
     file = _tokenizer_file(Path(path))
     template = load_template(file.parent, chat_template_path)
     reference = _load_reference(file)
     fast, missing = _load_fast(file) if engine != REFERENCE else (None, "")
-    difference, cuts = _prove(reference, fast)
+    difference, cuts = _proved(file, reference, fast, proofs or NoProofs())
     reason, warning = missing or difference, ""
     if reason:
         if engine == FAST:
@@ -284,6 +287,19 @@ def _decode_with(reference: tokenizers.Tokenizer) -> Decode:
         return text
 
     return text_of
+
+
+def _proved(
+    file: Path, reference: tokenizers.Tokenizer, fast: Encode | None, proofs: Proofs
+) -> tuple[str, Cuts]:
+    """Do what ``_prove`` does, or return what it once found."""
+    key = proof_key(file, (REFERENCE,) if fast is None else (REFERENCE, FAST))
+    found = proofs.find(key)
+    if found is not None:
+        return found.difference, Cuts(found.head, found.pieces)
+    difference, cuts = _prove(reference, fast)
+    proofs.keep(Proof(key, difference, cuts.head, cuts.pieces))
+    return difference, cuts
 
 
 def _prove(reference: tokenizers.Tokenizer, fast: Encode | None) -> tuple[str, Cuts]:

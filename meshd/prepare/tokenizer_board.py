@@ -113,12 +113,13 @@ class Desired:
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """What a leader says of one copy."""
+    """What a leader says of one copy. ``proof``: the members of a ``Proof``, for leaders to come."""
 
     state: LoadState
     engine: str = ""
     vocab_size: int = 0
     message: str = ""
+    proof: Mapping[str, str] | None = None
 
 
 @dataclass(frozen=True, slots=True)

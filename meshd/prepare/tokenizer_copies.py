@@ -8,12 +8,13 @@ is reported on the board at once, so the controller sees a load that is going on
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, replace
 from typing import Any, Final
 
 from meshd.errors import StartupError
 from meshd.log import Log
+from meshd.prepare.proof_record import Proof
 from meshd.prepare.tokenizer import LoadedTokenizer, LoadFailed, WorkerTools
 from meshd.prepare.tokenizer_board import Copy, Desired, Entry, Loaded, Report, TokenizerBoard
 from meshd.prepare.tokenizer_events import NoEvents
@@ -59,6 +60,9 @@ class TokenizerCopies:
         self._copies: dict[int, LoadedTokenizer] = {}
         self._serving: dict[str, int] = {}
         self._report = Report(pid)
+        self._proof: Proof | None = None  # of the copy that is being loaded
+        # Of a predecessor whose report is about to be overwritten, too.
+        self._proofs = _proofs_in(board.reports())
 
     @property
     def is_told(self) -> bool:
@@ -97,6 +101,15 @@ class TokenizerCopies:
                 self._take(missing, desired)
         return False
 
+    def find(self, key: str) -> Proof | None:
+        """Return a proof that some leader of this node has run."""
+        self._proof = self._proofs.get(key) or _proofs_in(self._board.reports()).get(key)
+        return self._proof
+
+    def keep(self, proof: Proof) -> None:
+        """Remember a proof for the leaders to come, if the copy is loaded."""
+        self._proof = proof
+
     def tokenizer_set(self, tools: WorkerTools | None = None) -> TokenizerSet:
         """Return the set of a worker that is forked now; ``tools``: its own."""
         tools = tools or WorkerTools(NoEvents())
@@ -114,6 +127,7 @@ class TokenizerCopies:
     def _take(self, copy: Copy, desired: Desired) -> None:
         name = _name_of(copy, desired)
         self._tell(self._report.with_copy(copy.serial, Loaded("loading")))
+        self._proof = None
         loaded, reason = self._try(copy)
         if loaded is None:
             self._tell(self._report.with_copy(copy.serial, Loaded("failed", message=reason)))
@@ -126,7 +140,8 @@ class TokenizerCopies:
         if loaded.warning:
             self._log.warning("tokenizer_engine", name=name, message=loaded.warning)
         self._log.info("tokenizer_loaded", name=name, engine=loaded.engine, path=copy.source)
-        told = Loaded("loaded", loaded.engine, loaded.vocab_size)
+        proof = None if self._proof is None else asdict(self._proof)
+        told = Loaded("loaded", loaded.engine, loaded.vocab_size, proof=proof)
         self._tell(self._report.with_copy(copy.serial, told))
 
     def _try(self, copy: Copy) -> tuple[LoadedTokenizer | None, str]:
@@ -166,6 +181,11 @@ class TokenizerCopies:
 
     def __repr__(self) -> str:
         return f"TokenizerCopies({self._serving}, {sorted(self._copies)})"
+
+
+def _proofs_in(reports: Iterable[Report]) -> dict[str, Proof]:
+    told = (loaded.proof for report in reports for loaded in report.copies.values())
+    return {proof["key"]: Proof(**proof) for proof in told if proof}
 
 
 def _copies_of(desired: Desired) -> dict[int, Copy]:

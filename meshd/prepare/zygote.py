@@ -154,7 +154,7 @@ class Leader:
         try:
             path = find_source(copy.source, timeout_s)
             template = self._settings.chat_template or copy.chat_template_path
-            return load_tokenizer(path, self._settings.tokenizer_engine, template or None)
+            return load_tokenizer(path, self._settings.tokenizer_engine, template or None, self._copies)
         except (SourceNotFound, _LoadTookTooLong) as error:
             raise LoadFailed(str(error)) from error
         finally:

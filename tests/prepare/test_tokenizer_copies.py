@@ -8,9 +8,12 @@ import pytest
 
 from meshd.errors import StartupError
 from meshd.log import Log
+from meshd.prepare.proof_record import Proof
 from meshd.prepare.tokenizer import LoadedTokenizer, LoadFailed
 from meshd.prepare.tokenizer_board import Copy, Desired, Entry, Loaded, Report, TokenizerBoard
 from meshd.prepare.tokenizer_copies import TokenizerCopies
+
+LOG = Log("test", "error", stream_fd=-1)
 
 
 @dataclass
@@ -33,7 +36,7 @@ class Leader:
             self.load,
             self.pause,
             lambda: self.now_s,
-            Log("test", "error", stream_fd=-1),
+            LOG,
             self.must,
         )
 
@@ -75,6 +78,29 @@ def entry(name: str, current: int | None, source: str = "", following: Copy | No
 def test_before_the_controller_has_spoken_there_is_nothing_to_follow() -> None:
     leader = Leader()
     assert not leader.copies.is_told and not leader.copies.follow()
+
+
+def test_a_proof_that_a_leader_has_run_is_found_by_its_successor_and_by_others() -> None:
+    leader = Leader()
+    proof = Proof("key", "", "", "a reason")
+    inner = leader.load
+
+    def load(copy: Copy, left_s: float) -> LoadedTokenizer:
+        leader.copies.keep(proof)
+        return inner(copy, left_s)
+
+    leader.copies._load = load
+    assert leader.copies.find("key") is None
+    leader.want(entry("m1", 1))
+
+    def other(area: int) -> TokenizerCopies:
+        return TokenizerCopies(leader.board, area, 78, load, leader.pause, lambda: 0.0, LOG)
+
+    successor = other(1)
+    leader.board.report(1, Report(78))  # the first thing it says
+    assert successor.find("key") == proof and successor.find("another key") is None
+    leader.copies.note_in_force()
+    assert other(0).find("key") == proof
 
 
 def test_each_entry_is_loaded_once_and_found_by_its_name() -> None:
