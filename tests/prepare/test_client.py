@@ -450,6 +450,22 @@ def test_a_pool_without_live_worker_for_10_s_is_failed_until_one_lives(make_pool
     door.submit(b"x")
 
 
+def test_a_pool_that_the_controller_calls_failed_takes_no_job_until_a_worker_lives(
+    make_pool: MakePool,
+) -> None:
+    pool = make_pool(workers=1)
+    (worker,) = pool.hand_workers()
+    door = pool.door()
+    worker.die()
+    pool.board.prepare_failed = 1
+    door.client.check(pool.clock())
+    with pytest.raises(MeshError):
+        door.submit(b"x")
+    worker.go_live()  # the controller will look a little later
+    door.client.check(pool.clock())
+    door.submit(b"x")
+
+
 def test_a_process_that_slept_does_not_take_the_pool_for_failed(make_pool: MakePool) -> None:
     pool = make_pool(workers=1)
     (worker,) = pool.hand_workers()
