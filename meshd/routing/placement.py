@@ -267,7 +267,7 @@ class Placer:
         if len(candidates) == 1 and not policy.always_picks:
             return Pick(candidates.upstreams[0], f"policy:{policy.name}")
         pick = policy.pick(candidates, view, self._loads)
-        if policy.has_branches:
+        if policy.has_branches and not pick.reason.startswith("policy:"):  # that is no branch
             self._metrics.decided(policy.name, pick.reason)
         if pick.fallback:
             self._metrics.fallback(policy.name, pick.fallback)
