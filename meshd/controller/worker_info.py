@@ -29,6 +29,7 @@ class KnownConditions(Protocol):
 class WorkerInfo:
     """Answers the reading routes. No answer has a key in it: each member is named here.
 
+    What is told is in force at every front door: a change that is not yet published is waited for.
     ``is_probing_disabled``: by the settings, for upstreams that say nothing of it.
     """
 
@@ -52,6 +53,7 @@ class WorkerInfo:
         ]
 
     async def _list(self, request: Request, _segment: str) -> Response:
+        await self._keeper.publisher.published()
         upstreams = self._keeper.upstreams
         kinds = Counter(upstream.worker_type for upstream in upstreams)
         stats = {f"{kind}_count": kinds[kind] for kind in ("prefill", "decode", "regular")}
@@ -59,6 +61,7 @@ class WorkerInfo:
         return json_answer(request, {"workers": infos, "total": len(infos), "stats": stats})
 
     async def _one(self, request: Request, text: str) -> Response:
+        await self._keeper.publisher.published()
         found = resolve(self._keeper, request, text)
         if isinstance(found, Response):
             return found
@@ -69,6 +72,7 @@ class WorkerInfo:
         return json_answer(request, {"id": first.origin_id, "url": first.base_url, "ranks": infos})
 
     async def _urls(self, request: Request, _segment: str) -> Response:
+        await self._keeper.publisher.published()
         return json_answer(request, {"urls": [upstream.url for upstream in self._keeper.upstreams]})
 
     def _info(self, upstream: Upstream) -> dict[str, Any]:
