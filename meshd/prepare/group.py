@@ -128,6 +128,11 @@ class _Place:
         return [seat for seat in self.seats if seat.pid]
 
     @property
+    def latest(self) -> _Seat:
+        """The seat that was used last, by another leader maybe: the successor of a dead worker sits there."""
+        return max(self.seats, key=lambda seat: seat.row.started_ns)
+
+    @property
     def vacant(self) -> _Seat | None:
         return next((seat for seat in self.seats if not seat.pid), None)
 
@@ -261,7 +266,7 @@ class PrepareGroup:
     def _fill_vacant(self, now_ns: int) -> None:
         for place in self._places:
             if not place.held and now_ns >= place.fork_at_ns:
-                self._fork(place, place.seats[0], now_ns)
+                self._fork(place, place.latest, now_ns)
 
     def _renew_next(self, now_ns: int) -> None:
         """Go on with the place that is being renewed, or begin the next, if any."""

@@ -416,6 +416,27 @@ def test_a_worker_outdated_twice_is_replaced_by_one_that_is_not(make_pool: MakeP
     assert sum(row.is_alive for row in pool.rows()) == 2
 
 
+def test_a_worker_that_died_is_replaced_in_its_own_seat_whichever_that_is(make_pool: MakePool) -> None:
+    pool = make_pool(workers=1)
+    leader = pool.start_leader()
+    pool.tell({"t": "renew"})
+    assert pool.hear() == {"t": "renewed"}
+    (row,) = (row for row in pool.rows() if row.is_alive)
+    assert row is pool.rows()[1]
+    door = pool.door(is_real_time=True)
+    pid = row.pid
+    kill(pid)
+    door.pump(lambda: row.pid not in (0, pid) and row.state is State.READY)
+    become_subreaper()
+    kill(leader)
+    os.waitpid(leader, 0)
+    pid = row.pid
+    kill(pid)
+    os.waitpid(pid, 0)
+    pool.start_leader()
+    assert row.is_alive and row.pid != pid and not pool.rows()[0].is_alive
+
+
 def test_a_leader_that_hands_over_leaves_its_workers_to_the_next_which_replaces_them(
     make_pool: MakePool,
 ) -> None:
