@@ -127,7 +127,6 @@ class PrepareClient:
         now_ns = clock()  # a predecessor used one sequence a descriptor, so it is below this
         self.is_closed = False
         self._has_fault = False
-        self._is_given_up = False  # the health routes say "failed" already
         self._board = board
         self._capacity = capacity if capacity >= 0 else default_capacity(topology.prepare_workers)
         self._queue_timeout_ns = settings.prepare_queue_timeout_ms * 1_000_000
@@ -157,8 +156,14 @@ class PrepareClient:
 
     @property
     def is_failed(self) -> bool:
-        """Whether ``check`` or the controller has seen no live worker for 10 s, or the layout is broken."""
-        return self._has_fault or self._is_given_up or self._without_worker_ns > _NO_WORKER_LIMIT_NS
+        """Whether the layout is broken, or there was no live worker for 10 s.
+
+        By the controller's clock, which the health routes go by, or by ours if there is no controller.
+        """
+        return self._has_fault or (
+            self._without_worker_ns > 0
+            and (self._without_worker_ns > _NO_WORKER_LIMIT_NS or self._board.prepare_failed > 0)
+        )
 
     @property
     def has_jobs(self) -> bool:
@@ -381,10 +386,7 @@ class PrepareClient:
         self._looked_ns = now_ns
         if any(lane.is_alive for lane in self._lanes):
             self._without_worker_ns = 0
-            self._is_given_up = False
             self._dispatcher.recall_from_dead()
-        else:
-            self._is_given_up = self._board.prepare_failed > 0
         words = self._words
         self._others_waiting = tuple(
             waiting_word for row, epoch_word, waiting_word in self._others if row.epoch == words[epoch_word]

@@ -457,8 +457,9 @@ def test_a_pool_that_the_controller_calls_failed_takes_no_job_until_a_worker_liv
     (worker,) = pool.hand_workers()
     door = pool.door()
     worker.die()
-    pool.board.prepare_failed = 1
+    pool.time[0] += 50 * MS
     door.client.check(pool.clock())
+    pool.board.prepare_failed = 1
     with pytest.raises(MeshError):
         door.submit(b"x")
     worker.go_live()  # the controller will look a little later
