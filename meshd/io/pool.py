@@ -2,6 +2,11 @@
 
 Idle connections are kept per origin, the most recently used one is taken first. A busy connection
 belongs to its exchange; `release` takes it back if the exchange left it clean, else closes it.
+
+A name may have several addresses. They are tried in order, each for its share of the connect timer, so that
+a dead one leaves time for the next; one that answered after others had failed comes first from then on. A
+name with idle connections is looked up every 10 s, and connections to an address that it has no more are
+not used again: else a busy pool would never follow a name that moves.
 """
 
 from __future__ import annotations
@@ -12,16 +17,20 @@ import ssl
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeVar
 
 from meshd.errors import StartupError
 from meshd.io.head_cache import ResponseHeads
-from meshd.io.tls_upstream import TlsUpstreamConnection, connect_tls
+from meshd.io.resolver import Lookup, Resolver, is_literal, look_up
+from meshd.io.tls_upstream import TlsUpstreamConnection, start_tls
 from meshd.io.upstream import UpstreamConnection, UpstreamFailure
 from meshd.routing.upstream import Upstream
 
 MAX_IDLE_PER_ORIGIN: Final = 256
 _MAX_TARGETS: Final = 4096  # origins come and go; this is only a memo
+_LEAST_SHARE_S: Final = 1.0  # of the connect timer, for one of many addresses
+
+Proto = TypeVar("Proto", bound=asyncio.BaseProtocol)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +66,7 @@ class UpstreamPool:
         connect_timeout_s: float,
         tls: Callable[[], ssl.SSLContext] = ssl.create_default_context,
         on_count: Callable[[int], None] = lambda _delta: None,
+        lookup: Lookup = look_up,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._loop = loop
@@ -65,6 +75,7 @@ class UpstreamPool:
         self._tls = tls
         self._on_count = on_count
         self._clock = clock
+        self._resolver = Resolver(loop, lookup=lookup, on_change=self._moved, clock=clock)
         self._heads = ResponseHeads()
         self._targets: dict[str, tuple[Address, str]] = {}
         self._idle: dict[str, list[UpstreamConnection]] = {}
@@ -89,14 +100,13 @@ class UpstreamPool:
         fresh_after = self._clock() - self._idle_timeout_s
         while stack:
             connection = stack.pop()
-            if not connection.is_closed and connection.idle_since > fresh_after:
+            if not connection.is_closed and connection.idle_since > fresh_after and connection.is_quiet():
                 return connection
             connection.close()
         return None
 
     async def connect(self, address: Address) -> UpstreamConnection:
         """Open a fresh connection; raise UpstreamFailure with the code of the cause."""
-
         try:
             async with asyncio.timeout(self._connect_timeout_s):
                 connection = await self._connect(address)
@@ -115,13 +125,41 @@ class UpstreamPool:
         if address.unix_path:
             return await self._connect_unix(address.unix_path, lambda: UpstreamConnection(*made))
         if address.is_tls:
-            return await connect_tls(
-                self._loop, address.host, address.port, self._tls(), lambda: TlsUpstreamConnection(*made)
+            context = self._tls()
+            tcp, _, remote = await self._connect_tcp(address, asyncio.Protocol)
+            connection: UpstreamConnection = await start_tls(
+                self._loop, tcp, address.host, context, lambda: TlsUpstreamConnection(*made)
             )
-        _, connection = await self._loop.create_connection(
-            lambda: UpstreamConnection(*made), address.host, address.port
-        )
+        else:
+            _, connection, remote = await self._connect_tcp(address, lambda: UpstreamConnection(*made))
+        if remote:
+            connection.name, connection.remote = address.host, remote
         return connection
+
+    async def _connect_tcp(
+        self, address: Address, factory: Callable[[], Proto]
+    ) -> tuple[asyncio.Transport, Proto, str]:
+        """Connect to the first address that answers; it comes third, empty if ``address`` is no name."""
+        loop, name = self._loop, address.host
+        if is_literal(name):
+            return *await loop.create_connection(factory, name, address.port), ""
+        ends_at = loop.time() + self._connect_timeout_s
+        remotes = await self._resolver.addresses(name)
+        for number, remote in enumerate(remotes):
+            left_s = ends_at - loop.time()
+            rest = len(remotes) - number
+            share_s = max(left_s / rest, min(left_s, _LEAST_SHARE_S))
+            try:
+                async with asyncio.timeout(share_s if rest > 1 else None):
+                    made = await loop.create_connection(factory, remote, address.port)
+            except OSError:  # a TimeoutError is one too
+                if rest == 1:
+                    raise
+                continue
+            if number:
+                self._resolver.prefer(name, remote)
+            return *made, remote
+        raise AssertionError("a name without an address")
 
     async def _connect_unix(self, path: str, factory: Callable[[], UpstreamConnection]) -> UpstreamConnection:
         # uvloop itself cannot name an abstract socket
@@ -139,6 +177,9 @@ class UpstreamPool:
         stack = self._idle.setdefault(connection.key, [])
         if not connection.is_reusable or self._idle_timeout_s <= 0 or len(stack) >= MAX_IDLE_PER_ORIGIN:
             connection.close()
+            return
+        if connection.name and connection.remote not in self._resolver.known(connection.name):
+            connection.close()  # the name has moved
             return
         connection.resume_reading()  # an idle connection is watched for its end
         connection.is_busy = False
@@ -158,6 +199,8 @@ class UpstreamPool:
                 connection.close()
             if not stack:
                 del self._idle[key]
+            elif stack[0].name:
+                self._resolver.refresh(stack[0].name)
 
     def close_idle(self, key: str) -> None:
         for connection in list(self._idle.get(key, ())):
@@ -166,6 +209,12 @@ class UpstreamPool:
     def close_all(self) -> None:
         for connection in list(self._open):
             connection.close()
+
+    def _moved(self, name: str, remotes: tuple[str, ...]) -> None:
+        """A name has other addresses now: what is idle to those that are gone is of no use any more."""
+        for stack in list(self._idle.values()):
+            for connection in [c for c in stack if c.name == name and c.remote not in remotes]:
+                connection.close()
 
     def _forget(self, connection: UpstreamConnection) -> None:
         if connection not in self._open:

@@ -1,4 +1,4 @@
-"""An upstream connection over TLS: `connect_tls` opens one; all else is as without TLS.
+"""An upstream connection over TLS: `start_tls` opens one; all else is as without TLS.
 
 The chain and the name are always checked; the name is that of the URL, also where it is an address.
 """
@@ -36,18 +36,18 @@ class TlsUpstreamConnection(UpstreamConnection):
             self.transport.lost()
 
 
-async def connect_tls(
+async def start_tls(
     loop: asyncio.AbstractEventLoop,
+    tcp: asyncio.Transport,
     host: str,
-    port: int,
     context: ssl.SSLContext,
     factory: Callable[[], TlsUpstreamConnection],
 ) -> TlsUpstreamConnection:
-    """Connect and shake hands. Raises OSError, as ssl's errors are too; ValueError for an impossible name.
+    """Shake hands over ``tcp``, which becomes the connection's, or is closed.
 
-    TCP first and TLS on top of it: only who holds both transports knows what is unsent.
+    Raises OSError, as ssl's errors are too; ValueError for an impossible name. TCP was first and TLS comes on
+    top of it, for only who holds both transports knows what is unsent.
     """
-    tcp, _ = await loop.create_connection(asyncio.Protocol, host, port)
     connection = factory()
     try:
         tls = await loop.start_tls(tcp, connection, context, server_hostname=host)

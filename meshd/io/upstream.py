@@ -14,6 +14,7 @@ taken from its framing alone: bytes past it close the connection and are never r
 from __future__ import annotations
 
 import asyncio
+import select
 import socket
 import time
 from collections.abc import Callable, Sequence
@@ -83,6 +84,7 @@ class UpstreamConnection(asyncio.Protocol):
         "_on_closed",
         "_parse_head",
         "_pending",
+        "_poll",
         "_response",
         "_sink",
         "idle_since",
@@ -92,6 +94,8 @@ class UpstreamConnection(asyncio.Protocol):
         "is_paused",
         "key",
         "last_byte_at",
+        "name",
+        "remote",
         "served",
         "transport",
     )
@@ -113,7 +117,10 @@ class UpstreamConnection(asyncio.Protocol):
         self.is_busy = False
         self.is_closed = False
         self.is_paused = False
+        self.name = ""  # that was looked up for it, and the address that was connected to
+        self.remote = ""
         self.served = 0
+        self._poll: select.poll | None = None
         self.idle_since = 0.0
         self.last_byte_at = 0.0
         self._is_write_paused = False
@@ -203,6 +210,18 @@ class UpstreamConnection(asyncio.Protocol):
             and not head.is_close_delimited
             and not self._is_early
         )
+
+    def is_quiet(self) -> bool:
+        """Whether the socket shows neither data nor an end: what the kernel knows, the loop may not yet.
+
+        One system call, 0.4 µs. What an upstream sends unasked would pass for the next response.
+        """
+        poll = self._poll
+        if poll is None:
+            assert self.transport is not None
+            poll = self._poll = select.poll()
+            poll.register(self.transport.get_extra_info("socket").fileno(), select.POLLIN | select.POLLRDHUP)
+        return not poll.poll(0)
 
     def close(self) -> None:
         """Close at once; unsent bytes are dropped, so that the upstream learns it in one round trip."""

@@ -12,6 +12,7 @@ import uvloop
 
 from meshd.io.chunked import ChunkedDecoder
 from meshd.io.pool import MAX_IDLE_PER_ORIGIN, Address, UpstreamPool, address_of, authority_of
+from meshd.io.resolver import look_up
 from meshd.io.upstream import UpstreamConnection, UpstreamFailure
 from meshd.routing.upstream import Upstream
 from tests.fakes.transport import FakeClock
@@ -36,6 +37,7 @@ class Scene:
 
     def __init__(self, answer: bytes, connect_timeout_s: float = 5.0) -> None:
         self.answer = answer
+        self.names: dict[str, list[str]] = {}
         self.clock = FakeClock()
         self.counts: list[int] = []
         self.accepted: list[asyncio.StreamWriter] = []
@@ -44,6 +46,7 @@ class Scene:
             idle_timeout_s=4.0,
             connect_timeout_s=connect_timeout_s,
             on_count=self.counts.append,
+            lookup=lambda name: self.names[name] if name in self.names else look_up(name),
             clock=self.clock,
         )
         self.address = Address("none")
@@ -208,6 +211,32 @@ def test_connection_that_is_not_clean_is_closed(answer):
     play(run)
 
 
+@pytest.mark.parametrize("what", [b"HTTP/1.1 408 Request Timeout\r\n\r\n", b""])
+def test_idle_connection_is_not_used_when_the_kernel_knows_more_of_it_than_the_loop(what):
+    """Data, or an end, that has come since the loop last looked."""
+
+    async def run() -> None:
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            async with scene() as it:
+                it.address = Address("x", *listener.getsockname())
+                connection = await it.pool.connect(it.address)
+                peer, _ = listener.accept()
+                with peer:
+                    peer.sendall(OK)
+                    await it.exchange(connection)
+                    it.pool.release(connection)
+                    if what:
+                        peer.sendall(what)
+                    else:
+                        peer.shutdown(socket.SHUT_WR)
+                    # No turn of the loop in between.
+                    assert not connection.is_closed
+                    assert it.pool.try_idle(it.address) is None
+                    assert connection.is_closed and it.open == 0
+
+    play(run)
+
+
 def test_zero_idle_time_never_reuses():
     async def run() -> None:
         async with scene() as it:
@@ -261,6 +290,122 @@ def test_unresolvable_name_is_a_connection_failure():
             with pytest.raises(UpstreamFailure) as caught:
                 await it.pool.connect(Address("x", "name.invalid", 80))
             assert caught.value.code == "upstream_connection_failed" and it.open == 0
+
+    play(run)
+
+
+def closed_port(address: str) -> tuple[socket.socket, int]:
+    """Return a port of ``address`` that refuses; nobody else gets it while the socket is open."""
+    unused = socket.socket()
+    unused.bind((address, 0))
+    return unused, unused.getsockname()[1]
+
+
+def test_addresses_of_a_name_are_tried_in_order_and_the_one_that_answers_comes_first_from_then_on():
+    async def run() -> None:
+        async with scene() as it:
+            it.names["name"] = ["127.0.0.9", "::1", it.address.host]  # the server listens at the last alone
+            it.address = Address("x", "name", it.address.port)
+            connection = await it.used()
+            assert (connection.name, connection.remote) == ("name", "127.0.0.1")
+            assert it.pool._resolver.known("name") == ("127.0.0.1", "127.0.0.9", "::1")
+
+    play(run)
+
+
+def test_name_with_no_address_that_answers_is_a_connection_failure():
+    async def run() -> None:
+        async with scene() as it:
+            unused, port = closed_port("127.0.0.1")
+            it.names["name"] = ["127.0.0.1", "127.0.0.9"]
+            with unused, pytest.raises(UpstreamFailure) as caught:
+                await it.pool.connect(Address("x", "name", port))
+            assert caught.value.code == "upstream_connection_failed" and it.open == 0
+
+    play(run)
+
+
+class Unanswered:
+    """A listener that completes no further connection: the queue of those it has not accepted is full."""
+
+    def __init__(self, address: str, port: int = 0) -> None:
+        self._listener = socket.socket()
+        self._listener.bind((address, port))
+        self._listener.listen(0)
+        self.port = self._listener.getsockname()[1]
+        self._fill = []
+        for _ in range(4):
+            sock = socket.socket()
+            sock.setblocking(False)
+            sock.connect_ex((address, self.port))
+            self._fill.append(sock)
+
+    def close(self) -> None:
+        for sock in (self._listener, *self._fill):
+            sock.close()
+
+
+def test_address_that_never_answers_leaves_time_for_the_next():
+    async def run() -> None:
+        async with scene(connect_timeout_s=2.0) as it:
+            silent = Unanswered("127.0.0.9", it.address.port)
+            try:
+                it.names["name"] = ["127.0.0.9", "127.0.0.1"]
+                connection = await it.pool.connect(Address("x", "name", it.address.port))
+                assert connection.remote == "127.0.0.1"
+                it.names["silent"] = ["127.0.0.9"]
+                pool = it.pool
+                pool._connect_timeout_s = 0.2
+                with pytest.raises(UpstreamFailure) as caught:
+                    await pool.connect(Address("x", "silent", it.address.port))
+                assert caught.value.code == "upstream_connect_timeout"
+            finally:
+                silent.close()
+
+    play(run)
+
+
+def test_name_that_moves_is_followed_by_a_busy_pool():
+    """Its connections are used all the time, so that none ever expires."""
+
+    async def run() -> None:
+        async with scene() as it:
+            it.names["name"] = ["127.0.0.1"]
+            port = it.address.port
+            it.address = Address("x", "name", port)
+            idle, busy = await it.used(), await it.used()
+            it.pool.release(idle)
+            it.names["name"] = ["127.0.0.2"]
+            second = await asyncio.start_server(it.serve, "127.0.0.2", port)
+            for _ in range(3):
+                it.clock.advance(3)
+                assert await it.used() is idle  # the answer is not 10 s old yet
+                it.pool.release(idle)
+                it.pool.sweep()
+            it.clock.advance(1)
+            it.pool.sweep()  # the lookup begins
+            await until(lambda: idle.is_closed)
+            it.pool.release(busy)
+            assert busy.is_closed and it.pool.try_idle(it.address) is None
+            assert (await it.used()).remote == "127.0.0.2"
+            second.close()
+
+    play(run)
+
+
+def test_name_that_cannot_be_looked_up_for_a_while_keeps_its_connections():
+    async def run() -> None:
+        async with scene() as it:
+            it.names["name"] = ["127.0.0.1"]
+            it.address = Address("x", "name", it.address.port)
+            connection = await it.used()
+            it.clock.advance(11)
+            it.names["name"] = []
+            with pytest.raises(UpstreamFailure) as caught:
+                await it.pool.connect(it.address)
+            assert caught.value.code == "upstream_connection_failed"
+            it.pool.release(connection)
+            assert it.pool.try_idle(it.address) is connection
 
     play(run)
 
