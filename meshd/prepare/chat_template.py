@@ -33,10 +33,11 @@ MESSAGE_BYTES: Final = 512
 
 _PROBE: Final = "meshd probe text"
 _PROBE_PART: Final = {"type": "text", "text": _PROBE, "meshd_probe_key": ""}
-_TEXT_MAX: Final = 1 << 24
-"""Longest string, in characters, and list that a template may build by adding or multiplying."""
 _KEPT_FACTOR: Final = 16
-"""Text that macros and blocks may collect in one rendering, by what the output may have."""
+_KEPT_LEAST: Final = 1 << 20
+"""Text that macros and blocks may collect in one rendering: so many times what the output may have. It is
+also the bound of one string or list that is built by adding or multiplying."""
+_PROBE_BYTES: Final = 1 << 16
 _FINAL_MARK: Final = "CONTINUE_FINAL_MESSAGE_TAG "  # its space tells whether the template trims
 
 
@@ -126,7 +127,7 @@ class ChatTemplate:
                 "add_generation_prompt": True,
             }
             try:
-                text = self._run(template, variables, 1 << 20)
+                text = self._run(template, variables, _PROBE_BYTES)
             except (TemplateRefusal, OutputTooLong):
                 continue
             if _PROBE in text and "meshd_probe_key" not in text:
@@ -136,7 +137,7 @@ class ChatTemplate:
     def _run(self, template: Template, variables: Mapping[str, Any], limit_bytes: int) -> str:
         pieces: list[str] = []
         left = limit_bytes
-        self._environment.keepable_bytes = _KEPT_FACTOR * (limit_bytes + (1 << 16))
+        self._environment.allow(_KEPT_FACTOR * limit_bytes + _KEPT_LEAST)
         try:
             for piece in template.generate(variables):
                 left -= _length(piece)
@@ -208,22 +209,27 @@ class _Generator(CodeGenerator):
 
 
 class _Sandbox(ImmutableSandboxedEnvironment):
-    """The immutable sandbox, which also refuses to build huge values. ``keepable_bytes``: left to collect."""
+    """The immutable sandbox, which also refuses to build and to collect huge values."""
 
     intercepted_binops = frozenset(("*", "+"))
     code_generator_class = _Generator
-    keepable_bytes = 0
+    _most = 0
+    _keepable = 0
+
+    def allow(self, most: int) -> None:
+        """Begin a rendering that may collect ``most`` bytes, and build values of that length."""
+        self._most = self._keepable = most
 
     def collected(self) -> _Collected:
         return _Collected(self)
 
     def keep(self, length: int) -> None:
-        self.keepable_bytes -= length
-        if self.keepable_bytes < 0:
+        self._keepable -= length
+        if self._keepable < 0:
             raise OutputTooLong
 
     def bounded(self, value: Any) -> Any:
-        if isinstance(value, (str, list, tuple)) and len(value) > _TEXT_MAX:
+        if isinstance(value, (str, list, tuple)) and len(value) > self._most:
             raise OutputTooLong
         return value
 
@@ -232,7 +238,7 @@ class _Sandbox(ImmutableSandboxedEnvironment):
             return self.bounded(left + right)
         for repeated, times in ((left, right), (right, left)):
             is_repetition = isinstance(repeated, (str, list, tuple)) and isinstance(times, int)
-            if is_repetition and len(repeated) * times > _TEXT_MAX:
+            if is_repetition and len(repeated) * times > self._most:
                 raise OutputTooLong
         return super().call_binop(context, operator, left, right)
 

@@ -228,24 +228,25 @@ def test_a_template_that_multiplies_its_output_is_stopped_early(source):
         render(source, limit=1000)
 
 
-LOOP = "{% for i in range(99999) %}{% for j in range(99999) %}"
-DOUBLES = "{% set ns = namespace(x=messages[0].content) %}{% for i in range(64) %}"
+LONG = {"role": "user", "content": "x" * 10_000}
+LOOP = "{% for i in range(99999) %}{{ messages[0].content }}{% endfor %}"
+DOUBLES = "{% set ns = namespace(x=messages[0].content, y=messages) %}{% for i in range(64) %}"
 
 
 @pytest.mark.parametrize(
     "source",
     [
-        LOOP.join(("{% set x %}", "{{ messages[0].content }}{% endfor %}{% endfor %}{% endset %}")),
-        LOOP.join(("{% macro m() %}", "{{ 'ab' }}{% endfor %}{% endfor %}{% endmacro %}{{ m() | length }}")),
-        LOOP.join(("{% filter trim %}", "{{ i }}{% endfor %}{% endfor %}{% endfilter %}")),
+        "{% set x %}" + LOOP + "{% endset %}",
+        "{% macro m() %}" + LOOP + "{% endmacro %}{{ m() | length }}",
+        "{% filter length %}" + LOOP + "{% endfilter %}",
         DOUBLES + "{% set ns.x = ns.x + ns.x %}{% endfor %}",
         DOUBLES + "{% set ns.x = ns.x ~ ns.x %}{% endfor %}",
-        "{% set ns = namespace(x=[1]) %}{% for i in range(64) %}{% set ns.x = ns.x + ns.x %}{% endfor %}",
+        DOUBLES + "{% set ns.y = ns.y + ns.y %}{% endfor %}",
     ],
 )
 def test_what_a_template_keeps_without_writing_it_is_bounded_too(source):
     with pytest.raises(OutputTooLong):
-        render(source, limit=1000)
+        render(source, LONG, limit=1000)
 
 
 def test_what_one_rendering_kept_does_not_count_against_the_next():
