@@ -167,7 +167,8 @@ class LongRequest(threading.Thread):
         self.start()
 
     def run(self) -> None:
-        text = "The quick brown fox jumps over the lazy dog, 12 times. " * 60_000
+        # No letter, space, letter: nowhere to cut, so all of it is tokenized.
+        text = "The.quick.brown.fox.jumps.over.the.lazy.dog, 12.times. " * 60_000
         body = {"model": "m1", "prompt": text, "max_tokens": 5}
         self.answer = self.node.request("POST", "/v1/completions", body, timeout=60)
 
