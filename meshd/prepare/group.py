@@ -206,7 +206,7 @@ class PrepareGroup:
                     seat.pid, seat.pidfd = pid, pidfd
                     self._poller.register(pidfd, select.EPOLLIN)
                 else:
-                    place.died |= pid != 0
+                    place.died |= pid != 0 or seat.row.restart_at_ns != 0
                     self._settle(seat)
 
     def renew(self) -> None:
