@@ -28,6 +28,8 @@ CACHE_BYTES: Final = 16 << 20
 PIECE: Final = 2048
 """Characters between two places where a piece ends; what a grown text costs beyond its new turns."""
 
+_LISTS_UP_TO: Final = 1 << 18  # characters of a text whose pieces are kept as lists
+
 _INT_BYTES: Final = 32
 _OVERHEAD_BYTES: Final = 400  # key, number, piece, their places in the table
 
@@ -63,9 +65,10 @@ class ConversationCache:
     def encode(self, root: int, text: str, encode: Encode, is_slow: bool) -> list[int]:
         """Return the ids of ``text``, using and keeping those of its pieces.
 
-        ``root``: of this tokenizer and engine. ``is_slow``: an id costs more than a few tens of nanoseconds,
-        the price of keeping it in 4 bytes instead of 40.
+        ``root``: of this tokenizer and engine. ``is_slow``: an id costs far more than 25 ns, the price of
+        keeping it in 4 bytes and not, as a list does, in 40. A long text is kept in the small form anyway.
         """
+        is_packed = is_slow or len(text) > _LISTS_UP_TO
         pieces = self._pieces
         ids: list[int] = []
         used: list[tuple[int, str]] = []
@@ -76,7 +79,7 @@ class ConversationCache:
             key = (number, text[start:cut])
             piece = pieces.get(key)
             if piece is None:
-                piece = self._new_piece(key, encode(key[1]), is_slow)
+                piece = self._new_piece(key, encode(key[1]), is_packed)
             start = cut
             ids += piece.ids
             left -= piece.size
@@ -90,10 +93,10 @@ class ConversationCache:
         ids += encode(text[start:])
         return ids
 
-    def _new_piece(self, key: tuple[int, str], ids: list[int], is_slow: bool) -> _Piece:
-        kept: list[int] | array[int] = array("I", ids) if is_slow else ids
+    def _new_piece(self, key: tuple[int, str], ids: list[int], is_packed: bool) -> _Piece:
+        kept: list[int] | array[int] = array("I", ids) if is_packed else ids
         size = _OVERHEAD_BYTES + sys.getsizeof(key[1]) + sys.getsizeof(kept)
-        if not is_slow:
+        if not is_packed:
             size += _INT_BYTES * len(ids)
         return _Piece(next(self._numbers), kept, size)
 

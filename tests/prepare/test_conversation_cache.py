@@ -70,6 +70,18 @@ def test_a_grown_conversation_costs_its_new_turns():
     assert words.characters < 5 * len(text), "without a cache it were 30 times its length"
 
 
+@pytest.mark.parametrize("is_slow", [True, False])
+def test_a_grown_mebibyte_costs_its_new_turn_too(is_slow):
+    cache, words = ConversationCache(), Words()
+    root = cache.new_root()
+    text = conversation(1, 1 << 20)
+    cache.encode(root, text, words.encode, is_slow)
+    before = words.characters
+    grown = text + conversation(2, 1000)
+    assert cache.encode(root, grown, words.encode, is_slow) == Words().encode(grown)
+    assert words.characters - before <= 1000 + 2 * PIECE
+
+
 def test_conversations_with_the_same_opening_share_it():
     cache, words = ConversationCache(), Words()
     root = cache.new_root()
