@@ -172,7 +172,9 @@ class Exchange:
         io, record = self._io, self.record
         room = await self._receive_body(io.max_body_bytes)
         record.body_at = io.clock()
-        prepared = self._prepared = PreparedAnswer(io, endpoint, room, record.bytes_in)
+        prepared = self._prepared = PreparedAnswer(
+            io.director, endpoint, room, record.bytes_in, io.settings.prepare_max_tokenize_bytes
+        )
         self._room = None
         answer = await prepared.prepare()
         self._note_view(endpoint, RoutingView(answer.model, stage_ns=answer.stage_ns))

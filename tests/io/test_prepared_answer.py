@@ -2,15 +2,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from meshd.admission.gate import Gate, GateLimits, segment_size
 from meshd.api.answer import Answer
-from meshd.api.endpoints import ENDPOINTS
+from meshd.api.endpoints import ENDPOINTS, Endpoint
 from meshd.director import BodyRoom
 from meshd.errors import MeshError
+from meshd.io.http1 import Field
 from meshd.io.prepared_answer import PIECE_BYTES, PreparedAnswer
 from meshd.memory import Segment
 from meshd.prepare.job import Job
@@ -20,34 +21,18 @@ TOKENIZE = next(endpoint for endpoint in ENDPOINTS if endpoint.name == "tokenize
 BODY = b'{"prompt":"Hi"}'
 
 
-class Memory:
-    """The budget of body memory."""
-
-    def __init__(self, bound_bytes: int) -> None:
-        self.bound_bytes = bound_bytes
-        self.reserved = 0
-        self.most = 0
-
-    def grow(self, more: int) -> bool:
-        if self.reserved + more > self.bound_bytes:
-            return False
-        self.reserved += more
-        self.most = max(self.most, self.reserved)
-        return True
-
-    def release(self, amount: int) -> None:
-        self.reserved -= amount
-        assert self.reserved >= 0
-
-
 class Director:
     """Runs each job at once: the answer is ``length`` bytes, written if the view area holds them."""
 
     def __init__(self, length: int = 100, bound_bytes: int = 64 << 20) -> None:
-        self.memory = Memory(bound_bytes)
+        limits = GateLimits(0, 0, 0, bound_bytes)
+        segment = Segment.create("gate", segment_size(1))
+        self.gate = Gate(segment, 0, 1, 100, limits, lambda: 0)
+        self.memory = self.gate.memory
         self.slab = BodySlab(Segment.create(SLAB_KIND, 256 << 20), 8192)
         self.lengths: Callable[[int], int] = lambda run: length
         self.views: list[int] = []
+        self.reserved: list[int] = []
         self.refusal: MeshError | None = None
         self.cancelled: list[Job] = []
 
@@ -55,13 +40,14 @@ class Director:
     def body_memory_bytes(self) -> int:
         return self.memory.bound_bytes
 
-    def try_reserve(self, body_bytes: int) -> BodyRoom | None:
+    def try_reserve(self, body_bytes: int | None) -> BodyRoom | None:
+        assert body_bytes is not None
         slot = self.slab.reserve(body_bytes)
-        if slot is None or not self.memory.grow(body_bytes):
+        if slot is None or not self.memory.reserve(body_bytes):
             return None
-        return BodyRoom(SimpleNamespace(memory=self.memory), slot, body_bytes)  # type: ignore[arg-type]
+        return BodyRoom(self.gate, slot, body_bytes)
 
-    def job(self, endpoint: Any, room: BodyRoom, body_length: int) -> Job:
+    def job(self, endpoint: Endpoint, room: BodyRoom, body_length: int) -> Job:
         assert endpoint is TOKENIZE
         return Job(endpoint.number, 0, room.slot, body_length, lambda result: None)
 
@@ -70,6 +56,7 @@ class Director:
             return self.refusal
         assert job.slot.body[: job.body_length] == BODY, "each run has the body"
         self.views.append(job.slot.view_capacity)
+        self.reserved.append(self.memory.reserved_bytes)
         length = self.lengths(len(self.views))
         if length > job.slot.view_capacity - 100:
             return Answer("m1", 0, 0, length + 100)
@@ -92,8 +79,10 @@ class Out:
         self.pieces: list[bytes] = []
         self.announced = -1
 
-    def success(self, status: int, body: bytes, fields: tuple[()], body_bytes: int) -> None:
-        assert (status, fields, self.announced) == (200, (), -1)
+    def success(
+        self, status: int, body: bytes, fields: tuple[Field, ...], body_bytes: int | None = None
+    ) -> None:
+        assert body_bytes is not None and (status, fields, self.announced) == (200, (), -1)
         self.announced = body_bytes
         self.pieces.append(body)
 
@@ -105,22 +94,18 @@ def make(director: Director, limit: int = 1 << 20) -> PreparedAnswer:
     room = director.try_reserve(len(BODY))
     assert room is not None
     room.body[: len(BODY)] = BODY
-    settings = SimpleNamespace(prepare_max_tokenize_bytes=limit)
-    io: Any = SimpleNamespace(director=director, settings=settings)
-    return PreparedAnswer(io, TOKENIZE, room, len(BODY))
+    return PreparedAnswer(director, TOKENIZE, room, len(BODY), limit)
 
 
 def sent(director: Director) -> Out:
     prepared, out = make(director), Out()
 
     async def run() -> None:
-        prepared._io.loop = asyncio.get_running_loop()
-        client: Any = Client()
-        await prepared.send(await prepared.prepare(), client, out)  # type: ignore[arg-type]
+        await prepared.send(await prepared.prepare(), Client(), out)
 
     asyncio.run(run())
     prepared.release()
-    assert director.memory.reserved == director.slab.in_use_bytes == 0
+    assert director.memory.reserved_bytes == director.slab.in_use_bytes == 0
     return out
 
 
@@ -137,24 +122,24 @@ def test_a_short_answer_is_one_job_in_the_ordinary_view_area():
     director = Director(100)
     sent(director)
     assert director.views == [8192]
-    assert director.memory.most == len(BODY), "nothing more is reserved"
+    assert director.reserved == [len(BODY)], "nothing more is reserved"
 
 
 def test_an_answer_beyond_every_guess_runs_once_more_with_the_room_that_it_needs():
     director = Director(1_000_000)
     sent(director)
     assert len(director.views) == 2 and director.views[1] >= 1_000_100
+    assert director.reserved == [len(BODY), len(BODY) + 1_000_100], "one body, and the view alone"
 
 
 def test_what_was_reserved_beyond_the_answer_goes_back_before_it_is_sent():
     director = Director()
-    prepared = make(director, limit=1 << 20)
-    prepared._body_bytes = len(BODY)
+    prepared = make(director)
     assert prepared._room.widen_view(1 << 20)
     answer = asyncio.run(prepared.prepare())
-    assert director.memory.reserved == len(BODY) + answer.view_bytes
+    assert director.memory.reserved_bytes == len(BODY) + answer.view_bytes
     prepared.release()
-    assert director.memory.reserved == 0
+    assert director.memory.reserved_bytes == 0
 
 
 def test_an_answer_larger_than_all_memory_is_refused_for_good():
@@ -164,18 +149,18 @@ def test_an_answer_larger_than_all_memory_is_refused_for_good():
         asyncio.run(prepared.prepare())
     assert caught.value.code == "tokenizer_input_too_large"
     prepared.release()
-    assert director.memory.reserved == director.slab.in_use_bytes == 0
+    assert director.memory.reserved_bytes == director.slab.in_use_bytes == 0
 
 
 def test_an_answer_without_memory_now_may_be_asked_for_again():
     director = Director(1_000_000, bound_bytes=2_000_000)
     prepared = make(director)
-    assert director.memory.grow(1_500_000), "another request holds it"
+    assert director.memory.reserve(1_500_000), "another request holds it"
     with pytest.raises(MeshError) as caught:
         asyncio.run(prepared.prepare())
     assert caught.value.code == "buffer_budget_exhausted"
     prepared.release()
-    assert director.memory.reserved == 1_500_000 and director.slab.in_use_bytes == 0
+    assert director.memory.reserved_bytes == 1_500_000 and director.slab.in_use_bytes == 0
 
 
 def test_an_answer_that_grows_between_two_runs_fails():
@@ -186,7 +171,7 @@ def test_an_answer_that_grows_between_two_runs_fails():
         asyncio.run(prepared.prepare())
     assert caught.value.code == "prepare_failed"
     prepared.release()
-    assert director.memory.reserved == director.slab.in_use_bytes == 0
+    assert director.memory.reserved_bytes == director.slab.in_use_bytes == 0
 
 
 def test_a_refused_request_sends_nothing():
@@ -204,10 +189,9 @@ def test_nothing_is_written_while_the_client_takes_nothing():
     prepared = make(director)
 
     async def run() -> None:
-        prepared._io.loop = asyncio.get_running_loop()
         answer = await prepared.prepare()
         client.is_write_paused = True
-        sending = asyncio.ensure_future(prepared.send(answer, client, out))  # type: ignore[arg-type]
+        sending = asyncio.ensure_future(prepared.send(answer, client, out))
         for written in (1, 2):
             for _ in range(5):
                 await asyncio.sleep(0)
@@ -218,7 +202,7 @@ def test_nothing_is_written_while_the_client_takes_nothing():
         await sending
 
     asyncio.run(run())
-    assert len(out.pieces) == 4 and director.memory.reserved > 4 * PIECE_BYTES
+    assert len(out.pieces) == 4 and director.memory.reserved_bytes > 4 * PIECE_BYTES
     prepared.release()
 
 
