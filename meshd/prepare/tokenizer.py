@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import jinja2
 import tokenizers
@@ -21,15 +20,13 @@ import tokenizers
 from meshd.prepare.chat_template import ChatTemplate
 from meshd.prepare.conversation_cache import PIECE, ConversationCache
 from meshd.prepare.crosscheck import CheckedEngine, CrossCheck, EngineSwitch, LocalSwitch
-from meshd.prepare.cut_proof import Cuts, both, judge_added_tokens, prove_cuts, spanning_texts
-from meshd.prepare.engine_proof import PROOF_SEED, Encode, ProofBroken, answers_of_child, find_difference
+from meshd.prepare.cut_proof import Cuts
+from meshd.prepare.engine_proof import Encode
 from meshd.prepare.prefix_tokens import head_ids
-from meshd.prepare.proof_record import NoProofs, Proof, Proofs, proof_key
-from meshd.prepare.proof_text import proof_texts
+from meshd.prepare.proof_record import NoProofs, Proofs
 from meshd.prepare.tokenizer_events import NoEvents, TokenizerEvents
+from meshd.prepare.tokenizer_proof import FAST, REFERENCE, encode_with, find_or_prove
 
-REFERENCE: Final = "tokenizers"
-FAST: Final = "fastokens"
 Decode = Callable[[list[int], bool], str]
 
 
@@ -191,14 +188,14 @@ def load_tokenizer(
     template = load_template(file.parent, chat_template_path)
     reference = _load_reference(file)
     fast, missing = _load_fast(file) if engine != REFERENCE else (None, "")
-    difference, cuts = _proved(file, reference, fast, proofs or NoProofs())
+    difference, cuts = find_or_prove(file, reference, fast, proofs or NoProofs())
     reason, warning = missing or difference, ""
     if reason:
         if engine == FAST:
             raise LoadFailed(f"the engine fastokens cannot be used for {file}: {reason}")
         fast, warning = None, f"the engine fastokens is not used for {file}: {reason}"
     return LoadedTokenizer(
-        _encode_with(reference),
+        encode_with(reference),
         fast,
         template,
         warning,
@@ -268,17 +265,7 @@ def _load_fast(file: Path) -> tuple[Encode | None, str]:
         if isinstance(error, (KeyboardInterrupt, SystemExit)):
             raise
         return None, f"it cannot load the file ({type(error).__name__}: {error})"
-    return _encode_with(fast), ""
-
-
-def _encode_with(engine: Any) -> Encode:
-    encode = engine.encode
-
-    def ids(text: str) -> list[int]:
-        found: list[int] = encode(text, add_special_tokens=False).ids
-        return found
-
-    return ids
+    return encode_with(fast), ""
 
 
 def _decode_with(reference: tokenizers.Tokenizer) -> Decode:
@@ -287,55 +274,6 @@ def _decode_with(reference: tokenizers.Tokenizer) -> Decode:
         return text
 
     return text_of
-
-
-def _proved(
-    file: Path, reference: tokenizers.Tokenizer, fast: Encode | None, proofs: Proofs
-) -> tuple[str, Cuts]:
-    """Do what ``_prove`` does, or return what it once found."""
-    key = proof_key(file, (REFERENCE,) if fast is None else (REFERENCE, FAST))
-    found = proofs.find(key)
-    if found is not None:
-        return found.difference, Cuts(found.head, found.pieces)
-    difference, cuts = _prove(reference, fast)
-    proofs.keep(Proof(key, difference, cuts.head, cuts.pieces))
-    return difference, cuts
-
-
-def _prove(reference: tokenizers.Tokenizer, fast: Encode | None) -> tuple[str, Cuts]:
-    """Return why ``fast`` is not equal to the reference, and whether texts may be cut by the engine used."""
-    encode = _encode_with(reference)
-
-    def work() -> tuple[str, str, str]:
-        texts = list(_texts_of(reference))
-        difference = find_difference(encode, fast, texts) if fast is not None else ""
-        used = encode if fast is None or difference else fast
-        ids = range(reference.get_vocab_size())
-        entries = (reference.decode([number], skip_special_tokens=False) for number in ids)
-        cuts = prove_cuts(used, chain(texts, spanning_texts(entries)))
-        return difference, cuts.head, cuts.pieces
-
-    try:
-        difference, head, pieces = answers_of_child(work)
-    except ProofBroken as error:
-        reason = str(error)
-        if fast is None:
-            return "", Cuts(reason, reason)
-        return reason, _prove(reference, None)[1]
-    added = reference.get_added_tokens_decoder().values()
-    normalizer = reference.normalizer
-    return difference, both(
-        judge_added_tokens(added, str if normalizer is None else normalizer.normalize_str), Cuts(head, pieces)
-    )
-
-
-def _texts_of(reference: tokenizers.Tokenizer) -> Iterator[str]:
-    added = [token.content for token in reference.get_added_tokens_decoder().values()]
-
-    def decode(ids: list[int]) -> str:
-        return reference.decode(ids, skip_special_tokens=False)
-
-    return proof_texts(PROOF_SEED, added, decode, reference.get_vocab_size())
 
 
 def _read_text(file: Path) -> str:

@@ -7,7 +7,7 @@ from random import Random
 import pytest
 from tokenizers import AddedToken, Tokenizer, models, normalizers
 
-from meshd.prepare import tokenizer as module
+from meshd.prepare import tokenizer_proof
 from meshd.prepare.cut_proof import Cuts, both, judge_added_tokens, prove_cuts, spanning_texts
 from meshd.prepare.proof_text import KINDS, texts_of_kind
 from tests.fakes import small_tokenizers as small
@@ -23,8 +23,8 @@ def text_of_proof(reference: Tokenizer) -> Iterator[str]:
 
 
 def verdict(make: Make, monkeypatch: pytest.MonkeyPatch) -> Cuts:
-    monkeypatch.setattr(module, "_texts_of", text_of_proof)
-    return module._prove(make(), None)[1]
+    monkeypatch.setattr(tokenizer_proof, "texts_for", text_of_proof)
+    return tokenizer_proof.prove(make(), None).cuts
 
 
 RIGHT: dict[str, Make] = {
@@ -91,7 +91,7 @@ def test_an_entry_of_the_vocabulary_across_a_cut_is_tried_though_no_text_has_it(
     texts = ["the end of the day", "a b c"]
     for merges in ([("Q", "X")], [("Q", " "), ("Q ", "X")]):
         reference = tokenizer(*merges)
-        encode = module._encode_with(reference)
+        encode = tokenizer_proof.encode_with(reference)
         assert prove_cuts(encode, texts) == Cuts("", "")
         entries = [reference.id_to_token(number) for number in range(reference.get_vocab_size())]
         cuts = prove_cuts(encode, [*texts, *spanning_texts(entries)])

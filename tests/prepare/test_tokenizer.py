@@ -11,6 +11,7 @@ import pytest
 
 import meshd
 from meshd.prepare import tokenizer as module
+from meshd.prepare import tokenizer_proof
 from meshd.prepare.chat_template import ChatRequest
 from meshd.prepare.conversation_cache import PIECE, ConversationCache
 from meshd.prepare.cut_proof import Cuts
@@ -46,7 +47,7 @@ def interrupted(text: str) -> list[int]:
 def brief_proof(monkeypatch: pytest.MonkeyPatch) -> None:
     """Prove with a few texts; ``test_real_tokenizers`` has the whole proof."""
     texts = ("one two three", "a\u200db", "<|user|>Hi there<|end|>")
-    monkeypatch.setattr(module, "_texts_of", lambda reference: iter(texts))
+    monkeypatch.setattr(tokenizer_proof, "texts_for", lambda reference: iter(texts))
 
 
 @pytest.fixture

@@ -1,0 +1,91 @@
+"""Both proofs about a tokenizer that was loaded: its fast engine is equal, and its texts may be cut.
+
+They run together in one child that is thrown away (``engine_proof``); what they find is remembered
+(``proof_record``), unless the child came to no end: that says nothing about the tokenizer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import chain
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import tokenizers
+
+from meshd.prepare.cut_proof import Cuts, both, judge_added_tokens, prove_cuts, spanning_texts
+from meshd.prepare.engine_proof import PROOF_SEED, Encode, ProofBroken, answers_of_child, find_difference
+from meshd.prepare.proof_record import Proof, Proofs, proof_key
+from meshd.prepare.proof_text import proof_texts
+
+REFERENCE: Final = "tokenizers"
+FAST: Final = "fastokens"
+
+
+class Found(NamedTuple):
+    """``difference``: why the fast engine is not equal, empty if it is or there is none."""
+
+    difference: str
+    cuts: Cuts
+    is_final: bool = True
+
+
+def find_or_prove(
+    file: Path, reference: tokenizers.Tokenizer, fast: Encode | None, proofs: Proofs
+) -> tuple[str, Cuts]:
+    """Return what ``prove`` finds, or once found, about the tokenizer in ``file``."""
+    key = proof_key(file, (REFERENCE,) if fast is None else (REFERENCE, FAST))
+    known = proofs.find(key)
+    if known is not None:
+        return known.difference, Cuts(known.head, known.pieces)
+    difference, cuts, is_final = prove(reference, fast)
+    if is_final:
+        proofs.keep(Proof(key, difference, cuts.head, cuts.pieces))
+    return difference, cuts
+
+
+def prove(reference: tokenizers.Tokenizer, fast: Encode | None) -> Found:
+    """Run the proofs; texts are cut by the engine that will be used."""
+    encode = encode_with(reference)
+
+    def work() -> tuple[str, str, str]:
+        texts = list(texts_for(reference))
+        difference = find_difference(encode, fast, texts) if fast is not None else ""
+        used = encode if fast is None or difference else fast
+        ids = range(reference.get_vocab_size())
+        entries = (reference.decode([number], skip_special_tokens=False) for number in ids)
+        cuts = prove_cuts(used, chain(texts, spanning_texts(entries)))
+        return difference, cuts.head, cuts.pieces
+
+    try:
+        difference, head, pieces = answers_of_child(work)
+    except ProofBroken as error:
+        reason = str(error)
+        if fast is None:
+            return Found("", Cuts(reason, reason), is_final=False)
+        return Found(reason, prove(reference, None).cuts, is_final=False)
+    added = reference.get_added_tokens_decoder().values()
+    normalizer = reference.normalizer
+    judged = judge_added_tokens(added, str if normalizer is None else normalizer.normalize_str)
+    return Found(difference, both(judged, Cuts(head, pieces)))
+
+
+def texts_for(reference: tokenizers.Tokenizer) -> Iterator[str]:
+    """Yield the texts of the proofs of one tokenizer."""
+    added = [token.content for token in reference.get_added_tokens_decoder().values()]
+
+    def decode(ids: list[int]) -> str:
+        return reference.decode(ids, skip_special_tokens=False)
+
+    return proof_texts(PROOF_SEED, added, decode, reference.get_vocab_size())
+
+
+def encode_with(engine: Any) -> Encode:
+    """Return the function that encodes with ``engine``, special tokens recognised and none added."""
+    encode = engine.encode
+
+    def ids(text: str) -> list[int]:
+        found: list[int] = encode(text, add_special_tokens=False).ids
+        return found
+
+    return ids

@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from tokenizers import Tokenizer
+
+import meshd
+from meshd.prepare import tokenizer_proof
+from meshd.prepare.cut_proof import Cuts
+from meshd.prepare.proof_record import NoProofs, Proof
+from meshd.prepare.tokenizer_proof import encode_with, find_or_prove, prove, texts_for
+
+FILE = Path(meshd.__file__).parent / "backend" / "tokenizer" / "tokenizer.json"
+
+
+class Remembered:
+    def __init__(self) -> None:
+        self.proofs: dict[str, Proof] = {}
+
+    def find(self, key: str) -> Proof | None:
+        return self.proofs.get(key)
+
+    def keep(self, proof: Proof) -> None:
+        self.proofs[proof.key] = proof
+
+
+@pytest.fixture
+def reference(monkeypatch: pytest.MonkeyPatch) -> Tokenizer:
+    monkeypatch.setattr(tokenizer_proof, "texts_for", lambda reference: iter(("one two three", "Hi\u200d")))
+    return Tokenizer.from_file(str(FILE))
+
+
+def dies(text: str) -> list[int]:
+    os._exit(3)
+
+
+def test_texts_are_cut_by_the_engine_that_will_be_used(reference):
+    encode = encode_with(reference)
+
+    def heads_differ(text: str) -> list[int]:
+        return [*encode(text), 0] if text == "one" else encode(text)
+
+    def joiner_differs(text: str) -> list[int]:
+        return [*heads_differ(text), 0] if "\u200d" in text else heads_differ(text)
+
+    assert prove(reference, encode) == ("", Cuts("", ""), True)
+    difference, cuts, _ = prove(reference, heads_differ)
+    assert (difference, bool(cuts.head)) == ("", True)
+    difference, cuts, _ = prove(reference, joiner_differs)
+    assert (bool(difference), cuts) == (True, Cuts("", "")), "the reference will be used"
+
+
+def test_a_proof_is_run_once_for_the_same_file_and_engines(reference, monkeypatch):
+    remembered = Remembered()
+    found = [find_or_prove(FILE, reference, encode_with(reference), remembered)]
+    monkeypatch.setattr(tokenizer_proof, "prove", None)
+    found.append(find_or_prove(FILE, reference, encode_with(reference), remembered))
+    assert found == [("", Cuts("", ""))] * 2
+    with pytest.raises(TypeError):
+        find_or_prove(FILE, reference, None, remembered)
+
+
+def test_a_proof_that_came_to_no_end_is_not_remembered(reference):
+    remembered = Remembered()
+    difference, cuts = find_or_prove(FILE, reference, dies, remembered)
+    assert "died" in difference
+    assert cuts == Cuts("", ""), "the reference was asked in a child of its own"
+    assert remembered.proofs == {}
+
+
+def test_added_tokens_count_beside_what_was_tried(reference):
+    reference.add_tokens(["foo bar"])
+    _, cuts = find_or_prove(FILE, reference, None, NoProofs())
+    assert "foo bar" in cuts.head
+
+
+def test_texts_have_every_added_token():
+    reference = Tokenizer.from_file(str(FILE))
+    texts = list(texts_for(reference))
+    assert {token.content for token in reference.get_added_tokens_decoder().values()} <= set(texts)
