@@ -151,7 +151,6 @@ def test_a_reused_pod_ip_with_a_new_uid_starts_unhealthy_and_anew(
         (new,) = node.keeper.upstreams
         assert (new.url, new.state, new.is_healthy, new.labels) == (old.url, "starting", False, {})
         assert new.number != old.number
-        assert node.numbers == [old.number, new.number]
 
 
 def test_the_packages_of_extras_are_imported_only_when_they_are_asked_for() -> None:
