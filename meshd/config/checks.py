@@ -10,6 +10,7 @@ import ipaddress
 import re
 from itertools import pairwise
 from typing import Final
+from urllib.parse import urlsplit
 
 from meshd.config.urls import normalize_url
 
@@ -34,6 +35,18 @@ def check_address(value: str) -> str:
 def check_urls(value: tuple[str, ...]) -> tuple[str, ...]:
     """Normalise upstream URLs; ``meshd.config.rules`` looks for equal ones."""
     return tuple(normalize_url(url) for url in value)
+
+
+def check_endpoint(value: str) -> str:
+    """Accept host:port, or an http or https URL without more than an authority."""
+    try:
+        url = urlsplit(value if "://" in value else f"http://{value}")
+        is_whole = url.scheme in ("http", "https") and url.hostname and url.port and url.path in ("", "/")
+    except ValueError:
+        is_whole = False
+    if not is_whole or url.query or url.fragment or url.username is not None or not value.isprintable():
+        raise ValueError(f"{value!r} is neither host:port nor a URL of one, such as http://localhost:4317")
+    return value.removesuffix("/")
 
 
 def check_header_value(value: str) -> str:

@@ -216,6 +216,18 @@ def _service_discovery(settings: Settings, sources: Sources) -> Iterator[str]:
         yield from _missing("--service-discovery", "kubernetes", "kubernetes")
 
 
+def _tracing(settings: Settings, sources: Sources) -> Iterator[str]:
+    # Parts of the namespace ``opentelemetry`` come with other software.
+    package = "opentelemetry.exporter.otlp.proto.grpc"
+    try:
+        is_there = not settings.enable_trace or importlib.util.find_spec(package) is not None
+    except ModuleNotFoundError:  # not even its parents
+        is_there = False
+    if not is_there:
+        name = package.replace(".", "-")
+        yield f"--enable-trace needs the package {name}: pip install 'meshd[tracing]'"
+
+
 def _missing(flag: str, extra: str, package: str) -> Iterator[str]:
     """Say how to install what a flag needs; the import name of the package is that of the extra."""
     if importlib.util.find_spec(extra) is None:
@@ -273,4 +285,5 @@ RULES: Final[tuple[Rule, ...]] = (
     Rule(("ca_cert_paths", "client_cert_path", "client_key_path"), _client_tls),
     Rule(("discovery_dns",), _dns_client),
     Rule(("service_discovery", "selector"), _service_discovery),
+    Rule(("enable_trace",), _tracing),
 )

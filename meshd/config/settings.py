@@ -49,6 +49,7 @@ _breaker = partial(setting, section="Circuit breaker", takes_effect="processes",
 _health = partial(setting, section="Health checks", takes_effect="processes", readers=("controller",))
 _process = partial(setting, section="Processes and CPUs", takes_effect="restart")
 _prepare = partial(setting, section="Preparation", takes_effect="processes")
+_trace = partial(setting, section="Tracing", takes_effect="processes", readers=("io",))
 _log = partial(setting, section="Log", takes_effect="processes")
 _shutdown = partial(setting, section="Shutdown", takes_effect="live", unit="s", minimum=0)
 
@@ -469,6 +470,18 @@ class Settings:
         choices=("debug", "info", "warn", "error"),
         choice_aliases=(("warning", "warn"), ("critical", "error")),
     )
+    enable_trace: bool = _trace(
+        False,
+        help="Make a span of each request and of each exchange with a server, and send them over OTLP; a"
+        " missing traceparent is created. Needs the extra meshd[tracing].",
+    )
+    otlp_traces_endpoint: str = _trace(
+        "localhost:4317",
+        help="Collector of the spans, gRPC: host:port, or a URL; encrypted if that is https.",
+        metavar="ENDPOINT",
+        check=checks.check_endpoint,
+    )
+
     json_log: bool = _log(False, help="Write each line as a JSON object.", aliases=("log-json",))
     log_dir: str = _log(
         "",

@@ -14,6 +14,7 @@ from meshd.io.sse import Usage
 if TYPE_CHECKING:
     from meshd.io.http1 import RequestHead
     from meshd.io.relay import Relay
+    from meshd.io.tracing import RequestTrace, Tracing
     from meshd.io.upstream import UpstreamFailure
     from meshd.log import Log
     from meshd.metrics.cells import BufferedHistogram
@@ -67,6 +68,7 @@ class Record:
     client = ""
     head: RequestHead | None = None
     relay: Relay | None = None
+    trace: RequestTrace | None = None  # of a request that is traced, once it went to an upstream
 
     def __init__(self, started_at: float) -> None:
         self.started_at = started_at
@@ -78,10 +80,11 @@ class Record:
 class Ledger:
     """Ended requests of one I/O process that are not counted yet; `settle` runs several times a second."""
 
-    def __init__(self, metrics: IoMetrics, log: Log, io_process: int) -> None:
+    def __init__(self, metrics: IoMetrics, log: Log, io_process: int, tracing: Tracing | None = None) -> None:
         self._metrics = metrics
         self._log = log
         self._io_process = io_process
+        self._tracing = tracing
         self._records: list[Record] = []
         self._body_bytes = 0
 
@@ -110,6 +113,8 @@ class Ledger:
             if self._log.wants_access(record.is_routine):
                 fields = access_fields(record, self._io_process)
                 self._log.access(fields, is_routine=record.is_routine)
+        if self._tracing is not None:
+            self._tracing.ended(records)
 
     def _count(self, record: Record) -> None:
         metrics = self._metrics

@@ -27,6 +27,7 @@ from meshd.api.rank_body import Buffer, ranked_body
 from meshd.io.headers import forwarded_fields, upstream_head
 from meshd.io.leg import Leg, as_error, error_type_of
 from meshd.io.session_assignment import assigned_upstream, session_key
+from meshd.io.tracing import NO_TRACE
 from meshd.io.upstream import UpstreamFailure
 from meshd.routing.availability import NoneAvailable
 from meshd.routing.placement import SessionUnassigned
@@ -180,11 +181,12 @@ class Attempts:
         length = record.bytes_in
         if rank is not None:
             buffers, length = ranked_body(view, client_body, rank)
+        traced, trace_fields = NO_TRACE if io.tracing is None else io.tracing.leg(record, head, upstream.url)
         request = upstream_head(
             head,
             base_path=upstream.base_path,
             authority=authority,
-            fields=forwarded_fields(head, passes_credentials=key is None),
+            fields=forwarded_fields(head, key is None, trace_fields),
             body_bytes=length if length or head.method not in BODILESS else None,
             request_id=record.request_id,
             api_key=key,
@@ -197,9 +199,14 @@ class Attempts:
             return await leg.ask(address, head.method, request, buffers, needs_fresh), authority
         finally:
             record.is_reused = leg.is_reused
+            if traced is not None:
+                traced.end(io.clock(), leg)
 
     def _note_failure(self, failure: UpstreamFailure) -> None:
-        self._io.metrics.attempt_failed(error_type_of(failure))
+        kind = error_type_of(failure)
+        self._io.metrics.attempt_failed(kind)
+        if self._holder.record.trace is not None:
+            self._holder.record.trace.failed(kind)
         self._report_failure()
 
     def _note_error(self, placement: Placement, response: ResponseHead) -> None:

@@ -187,7 +187,7 @@ class Exchange:
         record.ticket_at = io.clock()
         record.routed = io.metrics.routed(record.model_label, endpoint.label, False)
         origins = io.director.origins(endpoint)
-        request = ResourceRequest(self._head, endpoint, resource_id, record.request_id)
+        request = ResourceRequest(self._head, endpoint, resource_id, record.request_id, record)
         fan_out = FanOut(io, io.director, request, record.ticket_at + io.settings.request_timeout_secs)
         self.leg, response, authority, self.placement = await fan_out.run(origins)
         record.upstream, record.reason = self.placement.upstream.url, self.placement.reason

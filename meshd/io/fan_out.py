@@ -23,11 +23,14 @@ from meshd.errors import MeshError
 from meshd.io.headers import forwarded_fields, upstream_head
 from meshd.io.http1 import RequestHead, ResponseHead
 from meshd.io.leg import Leg, error_type_of
+from meshd.io.tracing import NO_TRACE
 from meshd.io.upstream import UpstreamFailure
 from meshd.routing.retry_rules import BUSY, FAILURES
 
 if TYPE_CHECKING:
+    from meshd.io.account import Record
     from meshd.io.services import Services
+    from meshd.io.tracing import LegTrace
     from meshd.routing.conditions import Outcome
     from meshd.routing.placement import Placement
     from meshd.routing.upstream import Upstream
@@ -66,6 +69,7 @@ class ResourceRequest:
     endpoint: Endpoint
     resource_id: str
     request_id: str
+    record: Record | None = None  # takes what is traced of it
 
     def to_head(self) -> RequestHead:
         """Return the client's head with the path that upstreams are asked for."""
@@ -146,30 +150,43 @@ class FanOut:
         began_at = io.clock()
         leg = Leg(io, self._deadline)
         answer: _Answer | None = None
+        traced, trace_fields = self._trace(upstream)
         try:
+            request = self._bytes_for(upstream, authority, trace_fields)
             async with asyncio.timeout(self._time_left_s()):
-                response = await leg.ask(
-                    address, self._head.method, self._bytes_for(upstream, authority), (), needs_fresh=False
-                )
+                response = await leg.ask(address, self._head.method, request, (), needs_fresh=False)
             self._note_status(placement, response, began_at)
             answer = _Answer(order, Winner(leg, response, authority, placement))
         except UpstreamFailure as failure:
-            self._note_failure(placement, error_type_of(failure), failure.cause, began_at)
+            kind = error_type_of(failure)
+            if traced is not None:
+                traced.error = kind
+            self._note_failure(placement, kind, failure.cause, began_at)
         except TimeoutError:
+            if traced is not None:
+                traced.error = "timeout"
             self._note_failure(placement, "timeout", "no answer in time", began_at)
         finally:
+            if traced is not None:
+                traced.end(io.clock(), leg)
             if answer is None:  # a cancellation too
                 leg.close()
                 self._holder.release(placement)
         return answer
 
-    def _bytes_for(self, upstream: Upstream, authority: str) -> bytes:
+    def _trace(self, upstream: Upstream) -> tuple[LegTrace | None, bytes]:
+        tracing, record = self._io.tracing, self._request.record
+        if tracing is None or record is None:
+            return NO_TRACE
+        return tracing.leg(record, self._request.head, upstream.url)
+
+    def _bytes_for(self, upstream: Upstream, authority: str, trace_fields: bytes) -> bytes:
         key = upstream.api_key
         return upstream_head(
             self._head,
             base_path=upstream.base_path,
             authority=authority,
-            fields=forwarded_fields(self._head, passes_credentials=key is None),
+            fields=forwarded_fields(self._head, key is None, trace_fields),
             body_bytes=0 if self._head.method == "POST" else None,
             request_id=self._request.request_id,
             api_key=key,

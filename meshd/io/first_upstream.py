@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from meshd.io.attempts import Holder
 from meshd.io.headers import forwarded_fields, upstream_head
 from meshd.io.leg import Leg, as_error, error_type_of
+from meshd.io.tracing import NO_TRACE
 from meshd.io.upstream import UpstreamFailure
 
 if TYPE_CHECKING:
@@ -25,11 +26,12 @@ async def ask_first_upstream(io: Services, holder: Holder, head: RequestHead) ->
     record.upstream, record.reason, record.attempts = upstream.url, placement.reason, 1
     address, authority = io.pool.target(upstream)
     key = upstream.api_key
+    traced, trace_fields = NO_TRACE if io.tracing is None else io.tracing.leg(record, head, upstream.url)
     request = upstream_head(
         head,
         base_path=upstream.base_path,
         authority=authority,
-        fields=forwarded_fields(head, passes_credentials=key is None),
+        fields=forwarded_fields(head, key is None, trace_fields),
         body_bytes=None,
         request_id=record.request_id,
         api_key=key,
@@ -39,7 +41,13 @@ async def ask_first_upstream(io: Services, holder: Holder, head: RequestHead) ->
     try:
         response = await leg.ask(address, head.method, request, (), needs_fresh=False)
     except UpstreamFailure as failure:
-        io.metrics.attempt_failed(error_type_of(failure))
+        kind = error_type_of(failure)
+        io.metrics.attempt_failed(kind)
+        if traced is not None:
+            traced.error = kind
         raise as_error(failure, upstream.url) from failure
+    finally:
+        if traced is not None:
+            traced.end(io.clock(), leg)
     io.metrics.upstream_response(response.status)
     return response, authority

@@ -37,6 +37,7 @@ _REQUEST_DROPPED: Final = HOP_BY_HOP | {
     b"http2-settings",
 }
 _CREDENTIALS: Final = frozenset((b"authorization", b"x-api-key"))
+_TRACE_FIELDS: Final = frozenset((b"traceparent", b"tracestate"))
 _RESPONSE_DROPPED: Final = HOP_BY_HOP | {b"x-request-id", b"content-length"}
 # Fields that only `--route-headers` may add; an upstream's own are never believed.
 _MESH_RESPONSE_FIELDS: Final = frozenset(
@@ -114,23 +115,27 @@ class HttpDate:
         return self._value
 
 
-def forwarded_fields(head: RequestHead, passes_credentials: bool) -> bytes:
-    """Return the client's surviving request fields as header lines."""
+def forwarded_fields(head: RequestHead, passes_credentials: bool, trace_fields: bytes = b"") -> bytes:
+    """Return the client's surviving request fields as header lines.
+
+    ``trace_fields``: lines that take the place of `traceparent` and `tracestate`; empty: those pass too.
+    """
     key = "with credentials" if passes_credentials else "without credentials"
+    if trace_fields:
+        key = "traced " + key
     block: bytes | None = head.derived.get(key)
     if block is None:
-        block = head.derived[key] = _surviving(head, passes_credentials)
-    return block
+        dropped = _REQUEST_DROPPED if passes_credentials else _REQUEST_DROPPED | _CREDENTIALS
+        block = head.derived[key] = _surviving(head, dropped | _TRACE_FIELDS if trace_fields else dropped)
+    return block + trace_fields if trace_fields else block
 
 
-def _surviving(head: RequestHead, passes_credentials: bool) -> bytes:
+def _surviving(head: RequestHead, dropped: frozenset[bytes]) -> bytes:
     named = head.connection_tokens
     parts: list[bytes] = []
     for name, value in head.fields:
         key = name.lower()
-        if key in _REQUEST_DROPPED or key in named or key.startswith(b"x-mesh-"):
-            continue
-        if not passes_credentials and key in _CREDENTIALS:
+        if key in dropped or key in named or key.startswith(b"x-mesh-"):
             continue
         parts += (name, b": ", value, b"\r\n")
     if head.values.get(b"te", b"").lower() == b"trailers" and b"te" not in head.repeated:

@@ -53,6 +53,7 @@ class IoMetrics:
         self.budget_exhausted = row.counter("mesh_retry_budget_exhausted_total")
         self.outcome_drops = row.counter("mesh_internal_drops_total", queue="outcome")
         self.loop_lag = row.buffered_histogram("mesh_event_loop_lag_seconds")
+        self.trace_drops = row.counter("mesh_internal_drops_total", queue="trace")
         self.log_drops = row.counter("mesh_internal_drops_total", queue="log")
         self.stage_admission, self.stage_body, self.stage_prepare = (
             row.buffered_histogram("mesh_router_stage_duration_seconds", stage=name, **_ROUTER)

@@ -15,7 +15,7 @@ import sys
 import time
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import uvloop
 
@@ -41,6 +41,7 @@ from meshd.io.services import Services
 from meshd.io.tls_downstream import TlsDownstreamConnection
 from meshd.io.tls_greeter import TlsGreeter
 from meshd.io.tls_transport import map_buffers_singly
+from meshd.io.tracing import Tracing
 from meshd.log import Log
 from meshd.memory import Segment
 from meshd.metrics.catalog import build_catalog
@@ -60,6 +61,9 @@ from meshd.routing.retry_rules import RetryRules
 from meshd.routing.sessions import SessionTable
 from meshd.slab import SLAB_KIND, BodySlab
 from meshd.tls import TlsContext, client_context, server_context
+
+if TYPE_CHECKING:
+    from meshd.io.span_export import SpanExporter
 
 GC_ALLOCATIONS: Final = 50_000
 SEAT_SECS: Final = 10.0
@@ -192,6 +196,13 @@ class IoProcess:
                 settings.retry_on_500,
             ),
         )
+        self._spans: SpanExporter | None = None
+        tracing: Tracing | None = None
+        if settings.enable_trace:
+            self._spans = open_spans(settings.otlp_traces_endpoint, f"io{manifest.index}.{os.getpid()}")
+            tracing = Tracing(self._spans, time.monotonic, is_tls=bool(settings.tls_cert_path))
+        self._span_drops = 0
+        self._span_trouble = ""
         self.services = Services(
             loop=loop,
             settings=settings,
@@ -214,7 +225,8 @@ class IoProcess:
             io_process=manifest.index,
             # uvloop's own clock stands still within a turn and counts whole milliseconds
             clock=time.monotonic,
-            ledger=Ledger(self.metrics, self.log, manifest.index),
+            ledger=Ledger(self.metrics, self.log, manifest.index, tracing),
+            tracing=tracing,
         )
         self._registry_watch = RegistryWatch(
             lambda: placer.registry, self.pool.close_idle, lambda: self.services.exchanges
@@ -322,6 +334,8 @@ class IoProcess:
             self.metrics.index_evictions.inc(self._index.evictions - self._evictions)
             self._evictions = self._index.evictions
         self.metrics.flush()
+        if self._spans is not None:
+            self._watch_spans(self._spans)
         if self.log.waiting:
             self.log.flush()
         if self.log.dropped > self._log_drops:
@@ -338,6 +352,17 @@ class IoProcess:
             self._ages_due = now + AGES_SECS
             exchanges = self.services.exchanges
             metrics.requests_in_flight([now - exchange.record.started_at for exchange in exchanges])
+
+    def _watch_spans(self, spans: SpanExporter) -> None:
+        if spans.dropped > self._span_drops:
+            self.metrics.trace_drops.inc(spans.dropped - self._span_drops)
+            self._span_drops = spans.dropped
+        if bool(spans.trouble) != bool(self._span_trouble):
+            if spans.trouble:
+                self.log.warning("spans_not_taken", cause=spans.trouble)
+            else:
+                self.log.info("spans_taken_again")
+            self._span_trouble = spans.trouble
 
     def _link_spoke(self) -> None:
         for message in self.link.recv():
@@ -356,6 +381,10 @@ class IoProcess:
         if self.link.is_closed:
             self._end(1)
 
+    def close_spans(self) -> None:
+        if self._spans is not None:
+            self._spans.close()
+
     def _end(self, code: int) -> None:
         self.services.ledger.settle()
         self._slab.trim()  # the next owner of this seat may be long in coming
@@ -363,6 +392,15 @@ class IoProcess:
         self.log.flush(10_000)
         if not self._ended.done():
             self._ended.set_result(code)
+
+
+def open_spans(endpoint: str, process: str) -> SpanExporter:
+    """Start to export spans. Imported here: OpenTelemetry is an extra, and 40 MiB of memory."""
+    from meshd.io.span_export import open_exporter
+
+    spans = open_exporter(endpoint, process)
+    spans.start()
+    return spans
 
 
 def server_info(settings: Settings, topology: Topology, board: ProcessBoard) -> dict[str, Any]:
@@ -423,6 +461,7 @@ def main(argv: Sequence[str]) -> int:
         return loop.run_until_complete(process.run())
     finally:
         process.pool.close_all()
+        process.close_spans()
         process.log.close()
 
 

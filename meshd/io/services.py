@@ -16,6 +16,7 @@ from meshd.io.headers import HttpDate, RequestIds
 from meshd.io.measure import IoMetrics
 from meshd.io.pool import Address, UpstreamPool
 from meshd.io.routes import Routes
+from meshd.io.tracing import Tracing
 from meshd.log import Log
 
 
@@ -39,5 +40,6 @@ class Services:
     io_process: int
     clock: Callable[[], float]
     ledger: Ledger
+    tracing: Tracing | None = None  # None: no spans are made
     exchanges: set[Exchange] = field(default_factory=set)
     is_draining: bool = False

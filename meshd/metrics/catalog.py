@@ -391,6 +391,6 @@ def _process_families() -> list[Family]:
         _counter(
             "mesh_internal_drops_total",
             "Items dropped because a bounded internal queue was full.",
-            closed("queue", "log outcome control"),
+            closed("queue", "log outcome control trace"),
         ),
     ]

@@ -74,6 +74,7 @@ class Scene:
         self.pool = UpstreamPool(asyncio.get_running_loop(), idle_timeout_s=4.0, connect_timeout_s=5.0)
         self.io: Any = SimpleNamespace(
             pool=self.pool,
+            tracing=None,
             clock=asyncio.get_running_loop().time,
             settings=SimpleNamespace(
                 first_byte_timeout_secs=first_byte_timeout_secs, upstream_connect_timeout_secs=5.0
