@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from meshd.io.upstream import UpstreamFailure
     from meshd.log import Log
     from meshd.metrics.cells import BufferedHistogram
+    from meshd.prepare.job import Job
 
 _STREAM_FAILURES: Final = {
     "upstream_connection_failed": "cut",
@@ -68,6 +69,7 @@ class Record:
     client = ""
     head: RequestHead | None = None
     relay: Relay | None = None
+    job: Job | None = None
     trace: RequestTrace | None = None  # of a request that is traced, once it went to an upstream
 
     def __init__(self, started_at: float) -> None:
@@ -200,12 +202,14 @@ def access_fields(record: Record, io_process: int) -> dict[str, Any]:
         "bytes_in": record.bytes_in,
         "bytes_out": record.bytes_out if relay is None else relay.bytes_out,
     }
-    if record.error_code:
-        fields["error_code"] = record.error_code
+    code = record.error_code or (relay.failure.code if relay is not None and relay.failure else "")
+    if code:
+        fields["error_code"] = code
     if record.endpoint:
         fields["endpoint"] = record.endpoint
         fields["model"] = record.model
         fields["stream"] = record.is_stream
+        fields["backend_type"] = "regular"
     if record.upstream:
         fields["upstream"] = record.upstream
         fields["attempts"] = record.attempts
@@ -222,7 +226,6 @@ def _add_times(fields: dict[str, Any], record: Record) -> None:
     stages = (
         ("admission_ms", record.started_at, record.ticket_at),
         ("body_ms", record.ticket_at, record.body_at),
-        ("prepare_ms", record.body_at, record.prepared_at),
         ("upstream_head_ms", record.placed_at, record.head_at),
         ("ttft_ms", record.started_at, record.relay.first_token_at if record.relay is not None else 0.0),
         ("total_ms", record.started_at, record.finished_at),
@@ -230,8 +233,10 @@ def _add_times(fields: dict[str, Any], record: Record) -> None:
     for name, start, end in stages:
         if start and end:
             fields[name] = round((end - start) * 1e3, 3)
-    if record.job_run_s:
-        fields["prepare_run_ms"] = round(record.job_run_s * 1e3, 3)
+    job = record.job
+    if job is not None and job.claimed_ns:
+        fields["prepare_queue_ms"] = round((job.claimed_ns - job.submitted_ns) / 1e6, 3)
+        fields["prepare_run_ms"] = round((job.finished_ns - job.claimed_ns) / 1e6, 3)
     if record.placed_at:
         overhead_s = record.job_run_s + record.placed_at - record.prepared_at - record.waited_s
         fields["overhead_ms"] = round(overhead_s * 1e3, 3)

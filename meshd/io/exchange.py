@@ -152,7 +152,7 @@ class Exchange:
         room = await self._receive_body(io.max_body_bytes)
         record.body_at = io.clock()
         if endpoint.has_prepare_job:
-            job = self._job = io.director.job(endpoint, room, record.bytes_in)
+            job = self._job = record.job = io.director.job(endpoint, room, record.bytes_in)
             view = await io.director.prepare(job)
             if isinstance(view, MeshError):
                 raise view
@@ -177,6 +177,7 @@ class Exchange:
         )
         self._room = None
         answer = await prepared.prepare()
+        record.job = prepared.job
         self._note_view(endpoint, RoutingView(answer.model, stage_ns=answer.stage_ns))
         self._closes = self._must_close()
         await prepared.send(answer, self._downstream, self._local_answer())

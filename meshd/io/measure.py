@@ -7,13 +7,16 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable
+from typing import Final
 
-from meshd.metrics.catalog import INFLIGHT_AGES
+from meshd.metrics.catalog import INFLIGHT_AGES, METHOD
 from meshd.metrics.cells import BufferedHistogram, Counter, MetricRow
+from meshd.metrics.family import OTHER
 
 _ROUTER = {"router_type": "http"}
 _TARGET = {"router_type": "http", "backend_type": "regular"}
 _ATTEMPT = {"worker_type": "regular", "connection_mode": "http"}
+_METHODS: Final = frozenset(METHOD.values or ())
 
 
 def error_type(status: int, code: str) -> str:
@@ -84,6 +87,9 @@ class IoMetrics:
     def request(self, path: str, method: str) -> BufferedHistogram:
         """Count a head; the histogram takes the duration of its response."""
         handles = self._requests.get((path, method))
+        if handles is None and method not in _METHODS:
+            method = OTHER  # a stranger may choose any name, and must not be remembered for it
+            handles = self._requests.get((path, method))
         if handles is None:
             labels = {"path": path, "method": method}
             handles = self._requests[(path, method)] = (

@@ -84,6 +84,11 @@ class PreparedAnswer:
         self._resumed: asyncio.Future[None] | None = None
         self.has_begun = False  # its head has gone out
 
+    @property
+    def job(self) -> Job | None:
+        """The job that wrote the answer."""
+        return self._job
+
     async def prepare(self) -> Answer:
         """Have the answer written; raises MeshError for a request that is refused, or without memory."""
         likely_bytes = _LEAST_BYTES + _BYTES_A_BYTE * min(self._body_bytes, self._max_text_bytes)

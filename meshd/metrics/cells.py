@@ -130,7 +130,7 @@ class MetricRow:
         self._cells: dict[tuple[int, tuple[str, ...]], int] = dict(preset.first)
         self._cells_end = preset.end
         self._seen: dict[str, set[str]] = {}
-        self._buffered: list[BufferedHistogram] = []
+        self._buffered: dict[int, BufferedHistogram] = {}
         self._take_over()
 
     def counter(self, name: str, **labels: str) -> Counter:
@@ -143,15 +143,17 @@ class MetricRow:
         return Gauge(self._floats, self._find(name, Kind.GAUGE, labels)[0])
 
     def buffered_histogram(self, name: str, **labels: str) -> BufferedHistogram:
-        """Resolve a histogram that is written by ``flush``; ask for each series once."""
+        """Resolve a histogram that is written by ``flush``; those that share cells are one object."""
         cell, family = self._find(name, Kind.HISTOGRAM, labels)
-        histogram = BufferedHistogram(self._words, self._floats, cell, family.buckets)
-        self._buffered.append(histogram)
+        histogram = self._buffered.get(cell)
+        if histogram is None:
+            histogram = BufferedHistogram(self._words, self._floats, cell, family.buckets)
+            self._buffered[cell] = histogram
         return histogram
 
     def flush(self) -> None:
         """Write what buffered histograms hold; its process calls this several times a second."""
-        for histogram in self._buffered:
+        for histogram in self._buffered.values():
             histogram.flush()
 
     def __repr__(self) -> str:

@@ -56,3 +56,10 @@ def test_every_fallback_of_a_policy_has_a_series(counted) -> None:
 )
 def test_error_type_follows_from_the_status_and_from_whose_error_it_is(status, code, kind) -> None:
     assert error_type(status, code) == kind
+
+
+def test_method_that_a_stranger_made_up_is_not_remembered(counted) -> None:
+    metrics, value = counted
+    histograms = {id(metrics.request("/health", f"M{number}")) for number in range(1000)}
+    assert len(histograms) == 1 and len(metrics._requests) == 1
+    assert value("mesh_http_requests_total", "other", "/health") == 1000

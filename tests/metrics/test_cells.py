@@ -92,6 +92,15 @@ def test_model_over_the_limit_becomes_other_and_known_ones_stay() -> None:
     assert series["regular", "http", "other", "random"] == [44]
 
 
+def test_histograms_that_share_cells_are_one_object() -> None:
+    """Else each made-up name would cost memory, and time at each flush."""
+    segment, catalog = make_segment(1), build_catalog()
+    row = MetricRow(segment, 0, catalog)
+    name = "mesh_http_request_duration_seconds"
+    found = {id(row.buffered_histogram(name, path="/health", method=f"M{n}")) for n in range(1000)}
+    assert len(found) == 1
+
+
 def test_limit_of_a_label_holds_over_rows_together() -> None:
     segment, catalog = make_segment(2), build_catalog()
     target = {"worker_type": "regular", "connection_mode": "http", "policy": "random"}
