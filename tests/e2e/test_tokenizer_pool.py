@@ -124,6 +124,16 @@ def test_every_worker_encodes_a_mebibyte_at_once(pool):
     wait_until(lambda: not pool.held(), f"left behind: {pool.held()}")
 
 
+def test_opening_tokens_of_a_mebibyte_cost_a_window_of_it(pool):
+    """256 tokens, 16 bytes for each."""
+    name = "mesh_prepare_bounded_bytes_total"
+    offered, tokenized = (pool.metric(name, kind=kind) for kind in ("offered", "tokenized"))
+    body = {"model": "m1", "prompt": text_of(0, BYTES), "max_tokens": 7}
+    assert pool.request("POST", "/v1/completions", body)[0] == 200
+    wait_until(lambda: pool.metric(name, kind="offered") == offered + BYTES, "the text is not counted")
+    assert 0 < pool.metric(name, kind="tokenized") - tokenized <= 256 * 16
+
+
 def test_neither_leader_nor_workers_have_threads_of_an_engine(pool):
     """One thread in the leader is what makes its forks safe."""
     leader = next(row for row in pool.board().rows() if row.role is Role.LEADER)
