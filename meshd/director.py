@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, Final, Literal
 
 from meshd.admission.gate import Gate, Ticket
@@ -21,6 +21,7 @@ from meshd.errors import MeshError
 from meshd.prepare.client import PrepareClient
 from meshd.prepare.job import Job, Result
 from meshd.routing.conditions import Conditions, Outcome
+from meshd.routing.explanation import explanation
 from meshd.routing.origins import first_available
 from meshd.routing.placement import Placement, Placer
 from meshd.routing.readiness import node_facts
@@ -241,6 +242,11 @@ class Director:
         ``tried``: numbers of the upstreams that this request has been to.
         """
         return self._placer.place(endpoint, view, tried)
+
+    def explain(self, endpoint: Endpoint, view: RoutingView) -> Mapping[str, Any]:
+        """Return where a request would be placed now, and why, as JSON; raise what `place` would."""
+        rehearsal = self._placer.rehearse(endpoint, view, self.retry_rules.max_s)
+        return explanation(rehearsal, endpoint, view, self._conditions)
 
     def ready_in_s(self, endpoint: Endpoint, view: RoutingView) -> float:
         """Return in how many seconds a request can be placed, infinite if that is not known."""

@@ -110,9 +110,11 @@ class RoutingMemory:
             asked = orjson.loads(request.body)
             session = SessionId(*asked["session"])
             candidates = [int(number) for number in asked["candidates"]]
+            is_rehearsed = bool(asked.get("rehearsed"))
         except (orjson.JSONDecodeError, KeyError, TypeError, ValueError) as fault:
             raise MeshError("invalid_request", "This is no question for an assignment.") from fault
-        number = self._sessions.assign(session, candidates, self._load_of)
+        choose = self._sessions.choose if is_rehearsed else self._sessions.assign
+        number = choose(session, candidates, self._load_of)
         headers = () if number is None else ((ASSIGNED_HEADER.decode(), str(number)),)
         return Response(200, b"", headers=headers)
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from meshd.log import Log
     from meshd.metrics.cells import BufferedHistogram
     from meshd.prepare.job import Job
+    from meshd.routing.placement import Placement
 
 _STREAM_FAILURES: Final = {
     "upstream_connection_failed": "cut",
@@ -56,6 +57,7 @@ class Record:
     reason = ""
     leg_outcome = ""  # of the last attempt, as its breaker takes it
     attempts = 0
+    placement: Placement | None = None  # the last one, for `--route-headers`
     bytes_in = 0
     bytes_out = 0
     is_reused = False

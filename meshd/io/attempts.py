@@ -167,6 +167,7 @@ class Attempts:
             io.director.budget.note_first(now)
         record.attempts += 1
         record.upstream, record.reason = placement.upstream.url, placement.reason
+        record.placement = placement
         return placement
 
     async def _ask(self, placement: Placement) -> tuple[ResponseHead, str]:

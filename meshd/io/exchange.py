@@ -27,6 +27,7 @@ from meshd.io.controller_relay import (
     ask_controller,
 )
 from meshd.io.downstream import DownstreamConnection
+from meshd.io.explain import explain, read_question
 from meshd.io.fan_out import FanOut, ResourceRequest
 from meshd.io.first_upstream import ask_first_upstream
 from meshd.io.headers import downstream_head
@@ -39,7 +40,7 @@ from meshd.io.request_checks import (
     check_length_and_expectation,
     content_length_of,
 )
-from meshd.io.routes import check_reading
+from meshd.io.routes import check_asking, check_reading
 from meshd.io.sse import SseRelay
 
 if TYPE_CHECKING:
@@ -120,6 +121,10 @@ class Exchange:
             if route.is_relayed:
                 io.routes.admit(head.method, self._downstream.peer)
                 await self._serve_by_controller()
+            elif route.kind == "explain":
+                check_asking(head.method)
+                io.routes.admit(head.method, self._downstream.peer)
+                await self._serve_explanation()
             elif route.kind == "first_upstream":
                 check_reading(head.method)
                 await self._relay_response(None, *await ask_first_upstream(io, self, head))
@@ -191,6 +196,7 @@ class Exchange:
         request = ResourceRequest(self._head, endpoint, resource_id, record.request_id, record)
         fan_out = FanOut(io, io.director, request, record.ticket_at + io.settings.request_timeout_secs)
         self.leg, response, authority, self.placement = await fan_out.run(origins)
+        record.placement = self.placement
         record.upstream, record.reason = self.placement.upstream.url, self.placement.reason
         record.attempts = len(origins)
         await self._relay_response(endpoint, response, authority)
@@ -310,14 +316,8 @@ class Exchange:
         """What `--cors-allowed-origins` and `--route-headers` add to a response."""
         cors, record = self._io.cors, self.record
         fields = () if cors is None else cors.response_fields(self._head)
-        if not record.upstream or not self._io.settings.route_headers:
-            return fields
-        return (
-            *fields,
-            (b"x-mesh-upstream", record.upstream.encode("latin-1")),
-            (b"x-mesh-attempts", b"%d" % record.attempts),
-            (b"x-mesh-route-reason", record.reason.encode("latin-1")),
-        )
+        headers = self._io.route_headers
+        return fields if headers is None else fields + headers.fields(record)
 
     async def _serve_by_controller(self) -> None:
         """Relay an admin route to the controller, by the same code that relays inference."""
@@ -327,6 +327,22 @@ class Exchange:
         leg = self.leg = Leg(io, io.clock() + CONTROLLER_SECS)
         response = await ask_controller(leg, io, self._head, self.record, room)
         await self._relay_response(None, response, CONTROLLER_AUTHORITY)
+
+    async def _serve_explanation(self) -> None:
+        """Tell where a request would go; its body takes the place of the one that asks."""
+        io = self._io
+        check_length_and_expectation(self._head, MAX_ADMIN_BODY_BYTES)
+        room = await self._receive_body(MAX_ADMIN_BODY_BYTES)
+        question = read_question(io, room, self.record.bytes_in)
+        view = RoutingView("")
+        if question.endpoint.has_prepare_job:
+            job = self._job = io.director.job(question.endpoint, room, question.body_bytes)
+            prepared = await io.director.prepare(job)
+            if isinstance(prepared, MeshError):
+                raise prepared
+            assert isinstance(prepared, RoutingView)
+            view = prepared
+        self._answer(*await explain(io, question, view))
 
     # ---------------------------------------------------------------------------------- local answers
 

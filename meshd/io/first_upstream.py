@@ -22,7 +22,7 @@ async def ask_first_upstream(io: Services, holder: Holder, head: RequestHead) ->
     """
     record = holder.record
     upstream = io.director.first_available()
-    placement = holder.placement = io.director.hold(upstream)
+    placement = holder.placement = record.placement = io.director.hold(upstream)
     record.upstream, record.reason, record.attempts = upstream.url, placement.reason, 1
     address, authority = io.pool.target(upstream)
     key = upstream.api_key

@@ -35,6 +35,7 @@ from meshd.io.listener import Listener
 from meshd.io.measure import IoMetrics, PrepareCounters
 from meshd.io.pool import Address, UpstreamPool
 from meshd.io.registry_watch import RegistryWatch
+from meshd.io.route_headers import RouteHeaders
 from meshd.io.routes import Routes
 from meshd.io.server import Server
 from meshd.io.services import Services
@@ -227,6 +228,7 @@ class IoProcess:
             clock=time.monotonic,
             ledger=Ledger(self.metrics, self.log, manifest.index, tracing),
             tracing=tracing,
+            route_headers=RouteHeaders(settings) if settings.route_headers else None,
         )
         self._registry_watch = RegistryWatch(
             lambda: placer.registry, self.pool.close_idle, lambda: self.services.exchanges

@@ -20,7 +20,7 @@ from meshd.routing.registry import Registry
 from meshd.routing.upstream import Upstream
 
 Answer = tuple[int, bytes, tuple[Field, ...]]
-Kind = Literal["health", "relayed", "first_upstream", "server_info", "absent"]
+Kind = Literal["health", "relayed", "first_upstream", "server_info", "explain", "absent"]
 
 READING: Final = ("GET", "HEAD")
 _HARMLESS: Final = (*READING, "OPTIONS")
@@ -47,8 +47,8 @@ _TEMPLATES: Final = (
 class Route:
     """One route. ``label``: its template in metrics.
 
-    ``kind``: ``relayed`` is the controller's to answer, ``first_upstream`` an upstream's; ``absent`` is
-    answered with 404 whatever the passthrough paths are.
+    ``kind``: ``relayed`` is the controller's to answer, ``first_upstream`` an upstream's; ``explain`` is
+    explain.py; ``absent`` is answered with 404 whatever the passthrough paths are.
     """
 
     label: str
@@ -82,6 +82,7 @@ class Routes:
         self._routes.update({path: Route(path, "relayed") for path in _RELAYED})
         self._routes.update({path: Route(path, "first_upstream") for path in _FIRST_UPSTREAM})
         self._routes["/get_server_info"] = Route("/get_server_info", "server_info")
+        self._routes["/route/explain"] = Route("/route/explain", "explain")
         self._routes["/metrics"] = Route("other", "absent")
         self._models: tuple[int, Answer | None] = (-1, None)
 
@@ -130,6 +131,11 @@ class Routes:
 
 
 _ROUTER: Final = {"router_manager": True, "routers_count": 1}
+
+
+def check_asking(method: str) -> None:
+    if method != "POST":
+        raise MeshError("method_not_allowed", "This path takes only POST.", allow=("POST",))
 
 
 def check_reading(method: str) -> None:

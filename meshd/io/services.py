@@ -15,6 +15,7 @@ from meshd.io.exchange import Exchange
 from meshd.io.headers import HttpDate, RequestIds
 from meshd.io.measure import IoMetrics
 from meshd.io.pool import Address, UpstreamPool
+from meshd.io.route_headers import RouteHeaders
 from meshd.io.routes import Routes
 from meshd.io.tracing import Tracing
 from meshd.log import Log
@@ -41,5 +42,6 @@ class Services:
     clock: Callable[[], float]
     ledger: Ledger
     tracing: Tracing | None = None  # None: no spans are made
+    route_headers: RouteHeaders | None = None  # None: nothing is told of placements
     exchanges: set[Exchange] = field(default_factory=set)
     is_draining: bool = False

@@ -30,12 +30,17 @@ def session_key(head: RequestHead) -> bytes:
     return key
 
 
-async def assigned_upstream(io: Services, key: bytes, numbers: tuple[int, ...]) -> int:
+async def assigned_upstream(
+    io: Services, key: bytes, numbers: tuple[int, ...], is_rehearsed: bool = False
+) -> int:
     """Return which of the upstreams ``numbers`` the session belongs to from now on.
 
-    ``NO_ASSIGNMENT`` if the controller does not say in time.
+    ``NO_ASSIGNMENT`` if the controller does not say in time. ``is_rehearsed``: nothing is stored.
     """
-    body = orjson.dumps({"session": [*SessionId.of(key)], "candidates": numbers})
+    question: dict[str, object] = {"session": [*SessionId.of(key)], "candidates": numbers}
+    if is_rehearsed:
+        question["rehearsed"] = True
+    body = orjson.dumps(question)
     head = b"POST %b HTTP/1.1\r\nhost: controller\r\ncontent-length: %d\r\n\r\n" % (
         ASSIGNMENT_PATH.encode(),
         len(body),

@@ -27,21 +27,25 @@ from meshd.api.dialects import cut_name
 from meshd.api.endpoints import ENDPOINTS, Endpoint
 from meshd.api.view import NEEDS_RANK_FREE, NEEDS_SESSION, RoutingView
 from meshd.errors import MeshError
-from meshd.routing.availability import CALM, Availability
+from meshd.routing.availability import CALM, Availability, NoneAvailable
 from meshd.routing.conditions import Conditions, Outcome, Trouble
 from meshd.routing.load import LoadTable
 from meshd.routing.origins import origins_of
 from meshd.routing.policies.dp_sticky import UNASSIGNED
 from meshd.routing.policies.table import PolicyTable
 from meshd.routing.policy import Candidates, Pick, Policy
+from meshd.routing.policy_choice import PolicyChoice
 from meshd.routing.registry import Registry
-from meshd.routing.upstream import POLICY_LABEL, Upstream, is_available
+from meshd.routing.upstream import Upstream, is_available
 
 _MAX_KEPT: Final = 4096
-"""Routes and policy objects kept; an upstream of unknown model admits any name a client invents."""
+"""Routes kept; an upstream of unknown model admits any name a client invents."""
 
 FAN_OUT: Final = "fan_out"
 """Policy and reason of an upstream that was held and not picked."""
+
+COOLING_DOWN: Final = "cooling_down"
+"""Reason of a rehearsal that picks nobody yet."""
 
 Topology = Literal["regular", "pd"]
 
@@ -50,6 +54,7 @@ class Placement(NamedTuple):
     """One attempt's upstream, counted in its load until ``Placer.release``.
 
     ``reason``: ``policy:<name>`` or the branch of the policy. ``number``: its serial in this process.
+    ``is_trial``: it is the one request that a half-open breaker lets through.
     A named tuple because it is immutable at a third of a frozen dataclass's 1 µs.
     """
 
@@ -57,6 +62,20 @@ class Placement(NamedTuple):
     policy: str
     reason: str
     number: int
+    is_trial: bool = False
+
+
+class Rehearsal(NamedTuple):
+    """What a placement would have done: whom of ``candidates`` the policy picks, at which ``loads``.
+
+    No candidates: the request would wait for the end of a cool-down.
+    """
+
+    registry: Registry
+    candidates: Candidates
+    loads: list[int]
+    policy: Policy
+    pick: Pick
 
 
 class SessionUnassigned(Exception):
@@ -77,6 +96,16 @@ class RegistrySource(Protocol):
 
 class PlacementMetrics(Protocol):
     """What placement counts. ``model`` is already the bounded label value."""
+
+    def selected(self, upstream: Upstream, model: str, policy: str) -> None: ...
+
+    def decided(self, policy: str, reason: str) -> None: ...
+
+    def fallback(self, policy: str, reason: str) -> None: ...
+
+
+class _Unheard:
+    """Takes what a rehearsal would count."""
 
     def selected(self, upstream: Upstream, model: str, policy: str) -> None: ...
 
@@ -109,17 +138,13 @@ class Placer:
         *,
         conditions: Conditions,
     ) -> None:
-        if default_policy not in policies:
-            raise ValueError(f"there is no policy {default_policy!r}")
         self._source = source
         self._loads = loads
-        self._policies = policies
-        self._default_policy = default_policy
+        self._policies = PolicyChoice(policies, default_policy)
         self._metrics = metrics
         self._topology = topology
         self._ranked: frozenset[int] = frozenset()
         self._routes: dict[tuple[int, str], _Route] = {}
-        self._in_force: dict[tuple[str, str], Policy] = {}
         self._conditions = conditions
         self._availability = Availability(conditions)
         self._trials: set[int] = set()
@@ -127,26 +152,25 @@ class Placer:
         self._open: set[int] = set()
         self._placed = 0
         self._registry = Registry(0, ())
-        self._needs = 0
         self._adopt(source.read())
 
     @property
     def needs(self) -> int:
         """The ``NEEDS`` bits for prepare jobs: what the policies in force read."""
         self._refresh()
-        return self._needs
+        return self._policies.needs
 
     def needs_of(self, endpoint: Endpoint) -> int:
         """Return the ``NEEDS`` bits for a prepare job of ``endpoint``."""
         self._refresh()
-        needs = 0 if endpoint.picks_by == "least_load" else self._needs & ~NEEDS_SESSION
+        needs = 0 if endpoint.picks_by == "least_load" else self._policies.needs & ~NEEDS_SESSION
         return needs | NEEDS_RANK_FREE if endpoint.number in self._ranked else needs
 
     @property
     def needs_session(self) -> bool:
         """Whether a policy in force reads the session key of a request."""
         self._refresh()
-        return self._needs & NEEDS_SESSION != 0
+        return self._policies.needs & NEEDS_SESSION != 0
 
     @property
     def registry(self) -> Registry:
@@ -168,7 +192,7 @@ class Placer:
         is_trial = False
         if trouble is None:
             candidates = self._availability.untried(route.candidates, tried) if tried else route.candidates
-            pick = self._pick(route, candidates, view)
+            pick = self._pick(route, candidates, view, self._metrics)
         else:
             pick, is_trial = self._pick_in_trouble(route, endpoint, view, trouble, tried)
         upstream, policy = pick.upstream, route.policy.name
@@ -182,7 +206,33 @@ class Placer:
         if route.policy.recorder is not None:
             route.policy.recorder.record(upstream, view)
         self._metrics.selected(upstream, route.model_label, policy)
-        return Placement(upstream, policy, pick.reason, number)
+        return Placement(upstream, policy, pick.reason, number, is_trial)
+
+    def rehearse(self, endpoint: Endpoint, view: RoutingView, max_wait_s: float) -> Rehearsal:
+        """Return what ``place`` would do now, and leave no trace: nothing is counted, noted or begun.
+
+        Raises what ``place`` would, but for a cool-down of at most ``max_wait_s``, which requests wait for.
+        """
+        self._refresh()
+        route = self._routes.get((endpoint.number, view.model)) or self._route(endpoint, view.model)
+        if view.has_state and route.is_state_split:
+            raise _state_is_split()
+        candidates, trouble = route.candidates, self._conditions.trouble()
+        if trouble is not None:
+            candidates = self._availability.narrow((endpoint.number, view.model), candidates, trouble, (), ())
+        rotation = route.policy.rotation
+        turn = 0 if rotation is None else rotation.turn
+        try:
+            pick = self._pick(route, candidates, view, _Unheard())
+        except NoneAvailable as none:
+            if none.wait_s > max_wait_s:
+                raise
+            pick = Pick(None, COOLING_DOWN)
+        finally:
+            if rotation is not None:
+                rotation.turn = turn
+        loads = self._loads.loads(candidates.numbers)
+        return Rehearsal(self._registry, candidates, loads, route.policy, pick)
 
     def ready_in_s(self, endpoint: Endpoint, view: RoutingView) -> float:
         """Return 0 if a request could be placed now, else what ``NoneAvailable.wait_s`` would be."""
@@ -247,30 +297,25 @@ class Placer:
         self._registry = registry
         self._routes.clear()
         self._availability.renew(registry)
-        labelled = {upstream.labels.get(POLICY_LABEL, "") for upstream in registry.upstreams}
-        names = {self._default_policy, *(labelled & self._policies.keys())}
-        policies = [self._policies[name]() for name in names]
-        self._needs = 0
-        for policy in policies:
-            self._needs |= policy.needs
+        self._policies.renew(registry)
         ranks = [upstream for upstream in registry.upstreams if upstream.dp_rank is not None]
         self._ranked = frozenset(
             endpoint.number
             for endpoint in ENDPOINTS
             if any(upstream.rank_for(endpoint) is not None for upstream in ranks)
         )
-        if any(policy.uses_ring for policy in policies):
-            registry.ring  # noqa: B018  built now, not by the first request that asks
 
-    def _pick(self, route: _Route, candidates: Candidates, view: RoutingView) -> Pick:
+    def _pick(
+        self, route: _Route, candidates: Candidates, view: RoutingView, metrics: PlacementMetrics
+    ) -> Pick:
         policy = route.policy
         if len(candidates) == 1 and not policy.always_picks:
             return Pick(candidates.upstreams[0], f"policy:{policy.name}")
         pick = policy.pick(candidates, view, self._loads)
         if policy.has_branches and not pick.reason.startswith("policy:"):  # that is no branch
-            self._metrics.decided(policy.name, pick.reason)
+            metrics.decided(policy.name, pick.reason)
         if pick.fallback:
-            self._metrics.fallback(policy.name, pick.fallback)
+            metrics.fallback(policy.name, pick.fallback)
         if not candidates:
             raise self._availability.none_of(route.candidates)
         if pick.reason == UNASSIGNED:
@@ -290,7 +335,7 @@ class Placer:
         while True:
             key = endpoint.number, view.model
             candidates = self._availability.narrow(key, route.candidates, trouble, tried, lost)
-            pick = self._pick(route, candidates, view)
+            pick = self._pick(route, candidates, view, self._metrics)
             if pick.upstream is None or pick.upstream.number not in trouble.trying:
                 return pick, False
             if self._conditions.try_trial(pick.upstream.number):
@@ -307,7 +352,7 @@ class Placer:
             raise MeshError("unsupported_api", "No server of this model offers this API.")
         route = _Route(
             Candidates(filter(is_available, able), self._registry),
-            self._policy(endpoint, model, known),
+            self._policies.policy(endpoint, model, known),
             self.label_of(model),
             _is_state_split(able),
         )
@@ -323,25 +368,6 @@ class Placer:
         if not self._registry.upstreams:
             raise MeshError("no_workers", "No server is registered.")
         raise MeshError("model_not_found", f"No server serves the model {cut_name(model)}.")
-
-    def _policy(self, endpoint: Endpoint, model: str, known: tuple[Upstream, ...]) -> Policy:
-        """Return the policy object of the model; it keeps its turn from generation to generation."""
-        name = "least_load" if endpoint.picks_by == "least_load" else self._policy_name(model, known)
-        policy = self._in_force.get((name, model))
-        if policy is None:
-            if len(self._in_force) >= _MAX_KEPT:
-                self._in_force.clear()
-            policy = self._in_force[name, model] = self._policies[name]()
-        return policy
-
-    def _policy_name(self, model: str, known: tuple[Upstream, ...]) -> str:
-        """The label of the model's first upstream that has one; a request without model has none."""
-        if model:
-            for upstream in known:
-                name = upstream.labels.get(POLICY_LABEL, "")
-                if name in self._policies:
-                    return name
-        return self._default_policy
 
     def label_of(self, model: str) -> str:
         """Return the bounded name of a model for metrics: itself, if an upstream lists it."""

@@ -1,7 +1,7 @@
 """What a policy is: it picks one of the candidates, by pure computation.
 
-A policy object belongs to one model of one process and may keep a turn counter, nothing else. It reads
-loads and never counts them: counting is placement's.
+A policy object belongs to one model of one process and may keep a turn counter, nothing else: with that set
+back, a pick has left no trace. It reads loads and never counts them: counting is placement's.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterable, Iterator
 from typing import NamedTuple, Protocol
 
 from meshd.api.view import RoutingView
+from meshd.routing.policies.rotation import Rotation
 from meshd.routing.registry import Registry
 from meshd.routing.ring_hash import HashRing
 from meshd.routing.upstream import Upstream
@@ -82,6 +83,7 @@ class Policy(Protocol):
     hash ring. ``has_branches``: the reason of each pick is counted as a branch of its own. ``always_picks``:
     it is asked even when there is but one candidate. ``recorder``: told of each upstream that a request of
     the policy is sent to, ``None`` if nothing is to be remembered.
+    ``rotation``: its turn counter, ``None`` if it takes no turns.
     """
 
     @property
@@ -101,6 +103,9 @@ class Policy(Protocol):
 
     @property
     def recorder(self) -> Recorder | None: ...
+
+    @property
+    def rotation(self) -> Rotation | None: ...
 
     def pick(self, candidates: Candidates, view: RoutingView, loads: Loads) -> Pick:
         """Pick one of ``candidates``, which may be empty: then it picks none."""

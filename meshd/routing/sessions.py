@@ -117,20 +117,30 @@ class SessionLedger(SessionTable):
     def assign(
         self, session: SessionId, candidates: Collection[int], load_of: Callable[[int], int]
     ) -> int | None:
-        """Return the session's upstream among ``candidates``, given in registration order.
+        """Return the session's upstream among ``candidates``, given in registration order, from now on."""
+        number = self.choose(session, candidates, load_of)
+        if number is None:
+            return None
+        if self.find(session) == number:
+            self.refresh(session)
+        else:
+            self._store(session, number)
+        return number
+
+    def choose(
+        self, session: SessionId, candidates: Collection[int], load_of: Callable[[int], int]
+    ) -> int | None:
+        """Return what ``assign`` would, and store nothing.
 
         One that it has already, since another process may have asked first; otherwise the one with the
         fewest live sessions, then the lower load, then the earlier. ``None`` without candidates.
         """
         known = self.find(session)
         if known is not None and known in candidates:
-            self.refresh(session)
             return known
         if not candidates:
             return None
-        number = min(candidates, key=lambda each: (self._counts.get(each, 0), load_of(each)))
-        self._store(session, number)
-        return number
+        return min(candidates, key=lambda each: (self._counts.get(each, 0), load_of(each)))
 
     def sweep(self) -> int:
         """Remove sessions that were idle for too long; return how many."""

@@ -444,7 +444,7 @@ def test_invented_model_names_do_not_grow_memory(node: Node, make_upstream: Make
     placer = node.placer()
     for count in range(10_000):
         placer.release(placer.place(CHAT, RoutingView(f"model-{count}")))
-    assert len(placer._routes) <= 4096 and len(placer._in_force) <= 4096
+    assert len(placer._routes) <= 4096 and len(placer._policies._kept) <= 4096
 
 
 def test_unknown_default_policy_is_refused(node: Node) -> None:

@@ -34,7 +34,7 @@ class CacheAware:
     ) -> None:
         self.recorder: Recorder = self
         self._index = index
-        self._rotation = Rotation(turn)
+        self.rotation = Rotation(turn)
         self._threshold = threshold
         self._balance_abs = balance_abs
         self._balance_rel = balance_rel
@@ -62,7 +62,7 @@ class CacheAware:
             if match is not None and match.matched_bytes / view.text_bytes > self._threshold:
                 upstream = candidates.upstreams[candidates.numbers.index(match.number)]
                 return Pick(upstream, reason if is_imbalanced else "cache_hit", fallback)
-        place = self._rotation.next_of(tied) if tied else self._rotation.least(counts)
+        place = self.rotation.next_of(tied) if tied else self.rotation.least(counts)
         return Pick(candidates.upstreams[place], reason, fallback)
 
     def record(self, upstream: Upstream, view: RoutingView) -> None:

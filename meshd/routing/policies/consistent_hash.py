@@ -38,7 +38,7 @@ class ConsistentHash:
     recorder: Final = None
 
     def __init__(self, turn: int) -> None:
-        self._rotation = Rotation(turn)
+        self.rotation = Rotation(turn)
 
     def pick(self, candidates: Candidates, view: RoutingView, loads: Loads) -> Pick:
         """Pick one; the loads matter only without a key."""
@@ -50,5 +50,5 @@ class ConsistentHash:
             if owner is not None:
                 return Pick(owner, "policy:consistent_hash")
             fallback = "no_owner"
-        place = self._rotation.least(loads.loads(candidates.numbers))
+        place = self.rotation.least(loads.loads(candidates.numbers))
         return Pick(candidates.upstreams[place], "policy:consistent_hash", fallback)

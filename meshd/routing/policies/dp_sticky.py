@@ -33,7 +33,7 @@ class DpSticky:
     def __init__(self, table: SessionTable, turn: int) -> None:
         self.recorder: Recorder = self
         self._table = table
-        self._rotation = Rotation(turn)
+        self.rotation = Rotation(turn)
 
     def pick(self, candidates: Candidates, view: RoutingView, loads: Loads) -> Pick:
         """Pick one; ``UNASSIGNED`` for a session that the controller has to assign."""
@@ -61,5 +61,5 @@ class DpSticky:
                 self._table.refresh(session)
 
     def _by_load(self, candidates: Candidates, loads: Loads, fallback: str) -> Pick:
-        place = self._rotation.least(loads.loads(candidates.numbers))
+        place = self.rotation.least(loads.loads(candidates.numbers))
         return Pick(candidates.upstreams[place], "policy:dp_sticky", fallback)

@@ -20,11 +20,11 @@ class LeastLoad:
     recorder: Final = None
 
     def __init__(self, turn: int) -> None:
-        self._rotation = Rotation(turn)
+        self.rotation = Rotation(turn)
 
     def pick(self, candidates: Candidates, view: RoutingView, loads: Loads) -> Pick:
         """Pick one; the view does not matter."""
         if not candidates:
             return Pick(None, "policy:least_load")
-        place = self._rotation.least(loads.loads(candidates.numbers))
+        place = self.rotation.least(loads.loads(candidates.numbers))
         return Pick(candidates.upstreams[place], "policy:least_load")

@@ -22,6 +22,7 @@ class PrefixHash:
     has_branches: Final = True
     always_picks: Final = False
     recorder: Final = None
+    rotation: Final = None
 
     def __init__(self, load_factor: float) -> None:
         self._load_factor = load_factor

@@ -18,6 +18,7 @@ class RandomChoice:
     has_branches: Final = False
     always_picks: Final = False
     recorder: Final = None
+    rotation: Final = None
 
     def __init__(self, rng: Random) -> None:
         self._rng = rng

@@ -9,12 +9,15 @@ from collections.abc import Sequence
 
 
 class Rotation:
-    """The turn counter of one policy object; ``turn`` is where this process starts among equals."""
+    """The turn counter of one policy object; ``turn`` is where this process starts among equals.
 
-    __slots__ = ("_turn",)
+    Whoever only wants to know what would be picked sets ``turn`` back.
+    """
+
+    __slots__ = ("turn",)
 
     def __init__(self, turn: int) -> None:
-        self._turn = turn
+        self.turn = turn
 
     def least(self, counts: Sequence[int]) -> int:
         """Return the index of the smallest count; of equal ones each in turn."""
@@ -23,6 +26,6 @@ class Rotation:
 
     def next_of(self, indexes: Sequence[int]) -> int:
         """Return each of ``indexes`` in turn."""
-        index = indexes[self._turn % len(indexes)]
-        self._turn += 1
+        index = indexes[self.turn % len(indexes)]
+        self.turn += 1
         return index

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from meshd.api.view import RoutingView
+from meshd.routing.policies.rotation import Rotation
 from meshd.routing.policy import Candidates, Loads, Pick
 
 
@@ -19,13 +20,14 @@ class RoundRobin:
     recorder: Final = None
 
     def __init__(self, turn: int) -> None:
-        self._turn = turn
+        self.rotation = Rotation(turn)
 
     def pick(self, candidates: Candidates, view: RoutingView, loads: Loads) -> Pick:
         """Pick the next one; the view and the loads do not matter."""
         upstreams = candidates.upstreams
         if not upstreams:
             return Pick(None, "policy:round_robin")
-        upstream = upstreams[self._turn % len(upstreams)]
-        self._turn += 1
+        rotation = self.rotation
+        upstream = upstreams[rotation.turn % len(upstreams)]
+        rotation.turn += 1
         return Pick(upstream, "policy:round_robin")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from random import Random
+from typing import Final
 
 from meshd.routing.policies.cache_aware import CacheAware
 from meshd.routing.policies.consistent_hash import ConsistentHash
@@ -17,9 +18,24 @@ from meshd.routing.policies.round_robin import RoundRobin
 from meshd.routing.policy import Policy
 from meshd.routing.prefix_index import PrefixIndex
 from meshd.routing.sessions import SessionTable
+from meshd.routing.upstream import POLICY_LABEL
 
 PolicyTable = Mapping[str, Callable[[], Policy]]
 """Policy name → a constructor of a fresh policy object."""
+
+NAMES: Final = frozenset(
+    {
+        "random",
+        "round_robin",
+        "power_of_two",
+        "least_load",
+        "cache_aware",
+        "prefix_hash",
+        "consistent_hash",
+        "dp_sticky",
+    }
+)
+_ALIASES: Final = {"consistent_hashing": "consistent_hash"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,3 +75,12 @@ def policy_table(parts: PolicyParts) -> PolicyTable:
         "consistent_hash": lambda: ConsistentHash(turn),
         "dp_sticky": lambda: DpSticky(parts.sessions, turn),
     }
+
+
+def labelled_policy(labels: Mapping[str, str]) -> str:
+    """Return the name of the policy that the labels of an upstream ask for; empty if they ask for none.
+
+    Of the names so found only those in ``NAMES`` are policies.
+    """
+    asked = labels.get(POLICY_LABEL, "").strip()
+    return _ALIASES.get(asked, asked)
