@@ -62,4 +62,4 @@ def test_method_that_a_stranger_made_up_is_not_remembered(counted) -> None:
     metrics, value = counted
     histograms = {id(metrics.request("/health", f"M{number}")) for number in range(1000)}
     assert len(histograms) == 1 and len(metrics._requests) == 1
-    assert value("mesh_http_requests_total", "other", "/health") == 1000
+    assert value("mesh_http_requests_total", "/health", "other") == 1000
