@@ -86,6 +86,7 @@ class _Seat:
     """One prepare seat of the group."""
 
     __slots__ = (
+        "ends",
         "gone_at_ns",
         "is_child",
         "is_killed",
@@ -97,9 +98,10 @@ class _Seat:
         "version",
     )
 
-    def __init__(self, number: int, row: BoardRow) -> None:
+    def __init__(self, number: int, row: BoardRow, ends: Sequence[tuple[int, int]]) -> None:
         self.number = number
         self.row = row
+        self.ends = ends  # by I/O seat: indexes of the tail and head words of its submission ring
         self.pid = 0
         self.pidfd = -1
         self.is_child = False
@@ -187,14 +189,20 @@ class PrepareGroup:
         spare = topology.prepare_workers
         self._places = [
             _Place(
-                tuple(
-                    _Seat(each, board.row(topology.board_prepare(each))) for each in (number, number + spare)
-                ),
+                (self._seat(number, topology, board), self._seat(number + spare, topology, board)),
                 cpus[position] if position < len(cpus) else (),
             )
             for position, number in enumerate(seats)
         ]
         self._seats = [seat for place in self._places for seat in place.seats]
+
+    def _seat(self, number: int, topology: Topology, board: ProcessBoard) -> _Seat:
+        pairs = [self._layout.pair(io_seat, number) for io_seat in range(topology.io_seats)]
+        return _Seat(
+            number,
+            board.row(topology.board_prepare(number)),
+            [(pair.tail_word, pair.head_word) for pair in pairs],
+        )
 
     def adopt(self) -> None:
         """Find what another leader left in these seats. Call it first: jobs of workers that died may wait."""
@@ -235,6 +243,7 @@ class PrepareGroup:
             self._fill_vacant(now_ns)
             self._renew_next(now_ns)
             self._note_renewed()
+            self._answer_stragglers()
         ended = {fd for fd, _ in self._poller.poll(timeout_ms / 1000)}
         now_ns = self._clock()
         if self._link.fileno() in ended:
@@ -375,13 +384,32 @@ class PrepareGroup:
         self._settle(seat)
 
     def _settle(self, seat: _Seat) -> None:
-        """Answer for a dead worker. The row is closed before: whoever sees DIED then finds the seat GONE."""
+        """Answer for a dead worker. The row is closed before: whoever sees DIED then finds the seat GONE.
+
+        What it had not claimed never ran, and goes to another worker at once.
+        """
         if seat.row.is_alive:
             seat.row.close()
         now_ns = self._clock()
         for io_seat, bell in enumerate(self._io_bells):
-            WorkerEnd(self._rings, self._layout.pair(io_seat, seat.number)).settle(now_ns)
+            end = WorkerEnd(self._rings, self._layout.pair(io_seat, seat.number))
+            end.settle(now_ns)
+            end.skip_all(now_ns)
             os.eventfd_write(bell, 1)
+
+    def _answer_stragglers(self) -> None:
+        """Answer what was pushed to a worker that had left by then: no one may come to that seat for long.
+
+        The I/O process takes the job back by itself, but needs this to know that nobody reads its body.
+        """
+        words = self._rings.words
+        for seat in self._seats:
+            if not seat.pid:
+                for io_seat, (tail_word, head_word) in enumerate(seat.ends):
+                    if words[tail_word] != words[head_word]:
+                        pair = self._layout.pair(io_seat, seat.number)
+                        WorkerEnd(self._rings, pair).skip_all(self._clock())
+                        os.eventfd_write(self._io_bells[io_seat], 1)
 
     def reopen_logs(self) -> None:
         """Ask all workers to reopen their log files; each does before its next job."""

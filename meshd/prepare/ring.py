@@ -28,7 +28,7 @@ import struct
 from typing import Final
 
 from meshd.memory import Segment
-from meshd.prepare.layout import DEPTH, OUTCOME_DIED, RECORD_BYTES, PairLayout
+from meshd.prepare.layout import DEPTH, OUTCOME_DIED, OUTCOME_SKIPPED, RECORD_BYTES, PairLayout
 
 FULL: Final = -1
 _MASK: Final = DEPTH - 1
@@ -227,6 +227,11 @@ class WorkerEnd:
             0,
         )
         self._words[self._layout.done_word] = self.done = done + 1
+
+    def skip_all(self, now_ns: int) -> None:
+        """Answer what lies on the ring of a seat without a worker: SKIPPED, it never ran."""
+        while (record := self.take()) is not None:
+            self.complete(record[0], OUTCOME_SKIPPED, 0, now_ns, now_ns)
 
     def settle(self, now_ns: int) -> int:
         """Answer what a dead worker claimed and did not complete; returns how many, at most one a worker.

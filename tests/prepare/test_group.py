@@ -377,6 +377,42 @@ def test_fifty_requests_during_a_renewal_all_succeed_in_a_group_of_one(make_pool
     assert not door.metrics.errors
 
 
+def test_a_job_pushed_to_a_worker_that_had_left_gives_its_slot_back_though_its_seat_stays_empty(
+    make_pool: MakePool,
+) -> None:
+    pool = make_pool(workers=1)
+    pool.start_leader()
+    door = pool.door(is_real_time=True)
+    assert door.pump_all(door.submit(b"ok:first")) == ["first@0"]  # it believes in the first seat now
+    pool.tell({"t": "renew"})
+    assert pool.hear() == {"t": "renewed"}
+    job = door.submit(b"ok:late")
+    assert [lane.live for lane in door.client._lanes] == [1, 0]
+    assert door.pump_all(job) == ["late@0"]
+    assert not pool.rows()[0].is_alive
+    door.pump(lambda: door.slab.in_use_bytes == 0)
+    assert not door.metrics.errors
+
+
+def test_no_job_is_lost_or_held_up_while_workers_are_renewed_without_pause(make_pool: MakePool) -> None:
+    rng = random.Random(5)
+    pool = make_pool(workers=3, prepare_queue_capacity=1000, prepare_queue_timeout_ms=60_000)
+    pool.start_leader()
+    door = pool.door(is_real_time=True)
+    pool.tell({"t": "renew"})
+    renewals = 0
+    while renewals < 30:
+        if select.select([pool.links[-1]], [], [], 0)[0]:
+            assert pool.hear() == {"t": "renewed"}
+            renewals += 1
+            pool.tell({"t": "renew"})
+        bodies = [b"refuse:" + b"x" * rng.choice((1, 1000, 20_000)) for _ in range(rng.randrange(1, 9))]
+        jobs = [door.submit(body) for body in bodies]
+        assert set(door.pump_all(*jobs)) == {"invalid_request"}
+    door.pump(lambda: door.slab.in_use_bytes == 0)
+    assert not door.metrics.errors and door.metrics.submitted == door.metrics.outcomes
+
+
 def test_a_running_job_ends_with_the_old_worker_and_idle_workers_are_replaced_before(
     make_pool: MakePool,
 ) -> None:
