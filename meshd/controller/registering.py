@@ -6,7 +6,13 @@ from collections.abc import Iterable
 
 from meshd.controller.jobs import JobStatus
 from meshd.controller.ranks import ranks_of
-from meshd.controller.registration import Discovered, settled_labels, settled_models, unknown_apis
+from meshd.controller.registration import (
+    Discovered,
+    settled_labels,
+    settled_models,
+    unknown_apis,
+    unknown_policy,
+)
 from meshd.controller.registry_keeper import RegistryKeeper
 from meshd.log import Log
 from meshd.routing.registry import Upstream
@@ -112,6 +118,9 @@ class Registrations:
         unknown = unknown_apis(first.labels, self._passthrough_paths)
         if unknown:
             self._log.warning("unknown_apis", upstream=base_url, apis=", ".join(unknown))
+        policy = unknown_policy(first.labels)
+        if policy:
+            self._log.warning("unknown_policy", upstream=base_url, policy=policy)
 
     def _note(self, upstream: Upstream, status: JobStatus, message: str = "") -> None:
         self._keeper.jobs.note(upstream.id, upstream.url, status, message)

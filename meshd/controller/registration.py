@@ -18,6 +18,7 @@ from meshd.api.endpoints import ENDPOINTS
 from meshd.config.declaration import MAX_NUMBER
 from meshd.controller.http_client import FetchError, UpstreamClient
 from meshd.routing.load import MAX_UPSTREAMS
+from meshd.routing.policies.table import NAMES, labelled_policy
 from meshd.routing.registry import Upstream
 from meshd.routing.upstream import APIS_LABEL, UNKNOWN_MODEL
 
@@ -168,6 +169,12 @@ def unknown_apis(labels: Mapping[str, str], passthrough_paths: Iterable[str]) ->
         and path not in known
         and not any(path == p or (p.endswith("*") and path.startswith(p[:-1])) for p in passthrough_paths)
     ]
+
+
+def unknown_policy(labels: Mapping[str, str]) -> str:
+    """Return what label ``policy`` names if there is no such policy; the label is then not heeded."""
+    name = labelled_policy(labels)
+    return "" if name in NAMES else name
 
 
 def settled_labels(discovered: Discovered, configured: Mapping[str, str]) -> dict[str, str]:

@@ -84,7 +84,7 @@ async def explain(io: Services, question: Question, view: RoutingView) -> Answer
 
 def _head(members: Members, body_bytes: int, max_head_bytes: int, max_fields: int) -> RequestHead:
     """Return the head of the request as a client would have sent it."""
-    path, fields = members.get("path"), members.get("headers") or {}
+    path, fields = members.get("path"), members.get("headers", {})
     if type(path) is not str or not _PATH.fullmatch(path):
         refuse('"path" has to be the path of an endpoint.')
     if type(fields) is not dict or not all(type(value) is str for value in fields.values()):

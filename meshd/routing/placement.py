@@ -197,7 +197,7 @@ class Placer:
             pick, is_trial = self._pick_in_trouble(route, endpoint, view, trouble, tried)
         upstream, policy = pick.upstream, route.policy.name
         if upstream is None:
-            raise MeshError("policy_returned_none", "No server could be chosen for this request.")
+            raise _none_picked()
         self._loads.add(upstream.number)
         self._placed = number = self._placed + 1
         self._open.add(number)
@@ -224,6 +224,8 @@ class Placer:
         turn = 0 if rotation is None else rotation.turn
         try:
             pick = self._pick(route, candidates, view, _Unheard())
+            if pick.upstream is None:
+                raise _none_picked()
         except NoneAvailable as none:
             if none.wait_s > max_wait_s:
                 raise
@@ -383,6 +385,10 @@ def _is_state_split(able: tuple[Upstream, ...]) -> bool:
     """Ranks of one origin share its state; unavailable upstreams count, for they may hold it."""
     origins = {upstream.base_url for upstream in able}
     return len(origins) > 1 and not all(upstream.shares_state for upstream in able)
+
+
+def _none_picked() -> MeshError:
+    return MeshError("policy_returned_none", "No server could be chosen for this request.")
 
 
 def _state_is_split() -> MeshError:

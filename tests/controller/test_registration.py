@@ -19,6 +19,7 @@ from meshd.controller.registration import (
     settled_labels,
     settled_models,
     unknown_apis,
+    unknown_policy,
 )
 from meshd.routing.registry import Upstream
 
@@ -171,3 +172,12 @@ def test_path_at_which_nothing_is_served_is_told() -> None:
     assert unknown_apis(labels, ()) == ["/v1/rerank", "/custom/x"]
     assert unknown_apis(labels, ("/custom/*", "/v1/rerank")) == []
     assert unknown_apis({}, ()) == []
+
+
+@pytest.mark.parametrize(
+    ("label", "told"),
+    [("prefix_hash", ""), ("consistent_hashing", ""), ("", ""), ("fastest", "fastest"), ("Random", "Random")],
+)
+def test_policy_that_does_not_exist_is_told(label: str, told: str) -> None:
+    assert unknown_policy({"policy": label}) == told
+    assert unknown_policy({}) == ""

@@ -124,6 +124,15 @@ def test_a_session_is_assigned_once(memory: RoutingMemory) -> None:
     assert dict(_ask(memory, _question("t", 1, 2)).headers)["x-mesh-assigned"] == "2"
 
 
+def test_a_rehearsed_assignment_is_told_and_not_kept(memory: RoutingMemory) -> None:
+    _ask(memory, _question("s", 1, 2))
+    question = orjson.loads(_question("t", 1, 2))
+    for _ in range(3):
+        answer = _ask(memory, orjson.dumps({**question, "rehearsed": True}))
+        assert dict(answer.headers)["x-mesh-assigned"] == "2"
+    assert memory.values()["mesh_sessions_active"] == {(): 1.0}
+
+
 def test_without_candidates_nothing_is_assigned(memory: RoutingMemory) -> None:
     answer = _ask(memory, _question("s"))
     assert answer.status == 200

@@ -9,7 +9,7 @@ import pytest
 
 from meshd.api.health import HEALTH_ROUTES, HealthFacts
 from meshd.errors import MeshError
-from meshd.io.routes import Answer, Routes
+from meshd.io.routes import Answer, Routes, check_asking
 from meshd.routing.registry import Registry
 from meshd.routing.upstream import Upstream
 
@@ -73,6 +73,15 @@ def test_admin_routes_are_relayed_under_their_template(path: str, label: str) ->
 @pytest.mark.parametrize("path", ["/", "/worker", "/v1/models", "/v1/tokenizers2", "/parse/x"])
 def test_other_paths_are_no_routes(path: str) -> None:
     assert make_routes().find(path) is None
+
+
+def test_explaining_a_route_is_this_process_and_takes_only_post() -> None:
+    route = make_routes().find("/route/explain")
+    assert route is not None and (route.kind, route.label) == ("explain", "/route/explain")
+    check_asking("POST")
+    with pytest.raises(MeshError) as caught:
+        check_asking("GET")
+    assert (caught.value.code, caught.value.allow) == ("method_not_allowed", ("POST",))
 
 
 def test_metrics_are_404_on_the_traffic_port_whatever_is_passed_through() -> None:

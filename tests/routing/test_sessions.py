@@ -133,3 +133,20 @@ def test_a_new_controller_goes_on_with_the_table_of_the_old(
 def test_no_candidates_are_no_assignment(ledger: SessionLedger) -> None:
     assert ledger.assign(_id("s"), [], _idle) is None
     assert ledger.active == 0
+
+
+def test_choosing_tells_what_assigning_would_and_stores_nothing(
+    ledger: SessionLedger, table: SessionTable, clock: Clock
+) -> None:
+    found = []
+    for name in "abc":
+        chosen = ledger.choose(_id(name), [3, 1, 2], lambda number: -number)
+        assert table.find(_id(name)) is None
+        assert ledger.assign(_id(name), [3, 1, 2], lambda number: -number) == chosen
+        found.append(chosen)
+    assert found == [3, 2, 1] and ledger.active == 3
+    assert ledger.choose(_id("d"), [], _idle) is None
+    clock.now_ns += IDLE_NS - 1
+    assert ledger.choose(_id("a"), [1, 3], _idle) == 3
+    clock.now_ns += 1
+    assert table.find(_id("a")) is None, "choosing has kept it alive"
