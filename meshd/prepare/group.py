@@ -31,13 +31,13 @@ import os
 import select
 import signal
 import traceback
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final, Protocol
 
 from meshd.control import HEARTBEAT_LIMIT_NS, BoardRow, ProcessBoard, Role, State, Topology, name_process, pin
 from meshd.memory import Segment
 from meshd.prepare.layout import RingsLayout, open_layout
+from meshd.prepare.places import Backoff, Place, Seat, open_worker, wait_for_row
 from meshd.prepare.ring import WorkerEnd
 
 _SECOND: Final = 1_000_000_000
@@ -57,86 +57,6 @@ class Link(Protocol):
     def ready(self) -> None: ...
     def recv(self) -> list[dict[str, object]]: ...
     def fileno(self) -> int: ...
-
-
-class Backoff:
-    """When a dead worker may be replaced: at once, unless 5 died within 10 s; then after 1 s, 2 s … 30 s.
-
-    A minute of life without a death resets it; the wait before that life is no part of the minute.
-    """
-
-    def __init__(self) -> None:
-        self._deaths: deque[int] = deque(maxlen=5)
-        self._delay_ns = 0
-
-    def died(self, now_ns: int) -> int:
-        """Count a death; return the nanoseconds to wait before the replacement."""
-        if self._deaths and now_ns - self._deaths[-1] - self._delay_ns > 60 * _SECOND:
-            self._deaths.clear()
-            self._delay_ns = 0
-        self._deaths.append(now_ns)
-        if self._delay_ns:
-            self._delay_ns = min(2 * self._delay_ns, 30 * _SECOND)
-        elif len(self._deaths) == 5 and now_ns - self._deaths[0] <= 10 * _SECOND:
-            self._delay_ns = _SECOND
-        return self._delay_ns
-
-
-class _Seat:
-    """One prepare seat of the group."""
-
-    __slots__ = (
-        "ends",
-        "gone_at_ns",
-        "is_child",
-        "is_killed",
-        "kill_at_ns",
-        "number",
-        "pid",
-        "pidfd",
-        "row",
-        "version",
-    )
-
-    def __init__(self, number: int, row: BoardRow, ends: Sequence[tuple[int, int]]) -> None:
-        self.number = number
-        self.row = row
-        self.ends = ends  # by I/O seat: indexes of the tail and head words of its submission ring
-        self.pid = 0
-        self.pidfd = -1
-        self.is_child = False
-        self.is_killed = False
-        self.version = 0  # of the group when it was forked; 0: adopted
-        self.kill_at_ns = 0  # asked to leave: patience ends here; 0 if not asked
-        self.gone_at_ns = 0  # adopted and dead since, waits for the supervisor to reap it
-
-    def __repr__(self) -> str:
-        return f"_Seat({self.number}, pid={self.pid}, version={self.version}, {self.row!r})"
-
-
-class _Place:
-    """Where one worker is to be: two seats, and when the next may be forked. ``died``: the last one did."""
-
-    __slots__ = ("cpus", "died", "fork_at_ns", "seats")
-
-    def __init__(self, seats: tuple[_Seat, ...], cpus: tuple[int, ...]) -> None:
-        self.seats = seats
-        self.cpus = cpus
-        self.fork_at_ns = 0
-        self.died = False
-
-    @property
-    def held(self) -> list[_Seat]:
-        return [seat for seat in self.seats if seat.pid]
-
-    @property
-    def latest(self) -> _Seat:
-        """The seat that was used last, by another leader maybe: the successor of a dead worker sits there."""
-        return max(self.seats, key=lambda seat: seat.row.started_ns)
-
-    @property
-    def vacant(self) -> _Seat | None:
-        return next((seat for seat in self.seats if not seat.pid), None)
 
 
 class PrepareGroup:
@@ -188,7 +108,7 @@ class PrepareGroup:
         self._drain_until_ns = 0
         spare = topology.prepare_workers
         self._places = [
-            _Place(
+            Place(
                 (self._seat(number, topology, board), self._seat(number + spare, topology, board)),
                 cpus[position] if position < len(cpus) else (),
             )
@@ -196,9 +116,9 @@ class PrepareGroup:
         ]
         self._seats = [seat for place in self._places for seat in place.seats]
 
-    def _seat(self, number: int, topology: Topology, board: ProcessBoard) -> _Seat:
+    def _seat(self, number: int, topology: Topology, board: ProcessBoard) -> Seat:
         pairs = [self._layout.pair(io_seat, number) for io_seat in range(topology.io_seats)]
-        return _Seat(
+        return Seat(
             number,
             board.row(topology.board_prepare(number)),
             [(pair.tail_word, pair.head_word) for pair in pairs],
@@ -209,7 +129,7 @@ class PrepareGroup:
         for place in self._places:
             for seat in place.seats:
                 pid = seat.row.pid
-                pidfd = _open_worker(pid, seat.number) if pid else None
+                pidfd = open_worker(pid, seat.number) if pid else None
                 if pidfd is not None:
                     seat.pid, seat.pidfd = pid, pidfd
                     self._poller.register(pidfd, select.EPOLLIN)
@@ -264,7 +184,7 @@ class PrepareGroup:
         self._row.beat(now_ns)
         return now_ns
 
-    def _held(self) -> Iterator[tuple[_Seat, _Place]]:
+    def _held(self) -> Iterator[tuple[Seat, Place]]:
         return ((seat, place) for place in self._places for seat in place.held)
 
     def _is_anyone_leaving(self) -> bool:
@@ -281,8 +201,8 @@ class PrepareGroup:
         """Go on with the place that is being renewed, or begin the next, if any."""
         if self._is_renewed:
             return
-        begun: list[_Place] = []
-        outdated: list[_Place] = []
+        begun: list[Place] = []
+        outdated: list[Place] = []
         for place in self._places:
             old = [seat for seat in place.held if seat.version != self._version]
             if old:
@@ -295,7 +215,7 @@ class PrepareGroup:
             if vacant is not None and now_ns >= place.fork_at_ns:
                 self._fork(place, vacant, now_ns)
 
-    def _make_room(self, place: _Place, now_ns: int) -> None:
+    def _make_room(self, place: Place, now_ns: int) -> None:
         """Ask the old worker to leave once the new one is ready. Of two old ones, the first goes at once."""
         old = [seat for seat in place.held if seat.version != self._version]
         new = [seat for seat in place.held if seat.version == self._version]
@@ -314,7 +234,7 @@ class PrepareGroup:
                 self._is_ready = True
                 self._link.ready()
 
-    def _fork(self, place: _Place, seat: _Seat, now_ns: int) -> None:
+    def _fork(self, place: Place, seat: Seat, now_ns: int) -> None:
         if len(os.listdir("/proc/self/task")) != 1:
             raise RuntimeError("a leader must not have threads when it forks")
         self._rings.words[self._layout.retire_word(seat.number)] = 0
@@ -336,7 +256,7 @@ class PrepareGroup:
         place.died = False
         self._poller.register(seat.pidfd, select.EPOLLIN)
 
-    def _become_worker(self, seat: _Seat, place: _Place, leader_pid: int) -> None:
+    def _become_worker(self, seat: Seat, place: Place, leader_pid: int) -> None:
         """Never returns. The link is closed first: kept open, it would hide the leader's death."""
         code = 1
         try:
@@ -347,7 +267,7 @@ class PrepareGroup:
                     os.close(other.pidfd)
             name_process(Role.PREPARE, seat.number)
             pin(place.cpus)
-            if _wait_for_row(seat.row, leader_pid):
+            if wait_for_row(seat.row, leader_pid):
                 self._run_worker(seat.number)
                 code = 0
         except BaseException:
@@ -355,7 +275,7 @@ class PrepareGroup:
         finally:
             os._exit(code)
 
-    def _on_exit(self, seat: _Seat, place: _Place, now_ns: int) -> None:
+    def _on_exit(self, seat: Seat, place: Place, now_ns: int) -> None:
         self._poller.unregister(seat.pidfd)
         os.close(seat.pidfd)
         seat.pidfd = -1
@@ -373,7 +293,7 @@ class PrepareGroup:
             self._report("prepare_worker_died", **died)
         self._vacate(seat, place, now_ns, delay_ns)
 
-    def _vacate(self, seat: _Seat, place: _Place, now_ns: int, delay_ns: int) -> None:
+    def _vacate(self, seat: Seat, place: Place, now_ns: int, delay_ns: int) -> None:
         if seat.row.pid == seat.pid:
             seat.row.close()
         seat.pid = seat.gone_at_ns = seat.kill_at_ns = 0
@@ -383,7 +303,7 @@ class PrepareGroup:
             seat.row.restart_at_ns = place.fork_at_ns
         self._settle(seat)
 
-    def _settle(self, seat: _Seat) -> None:
+    def _settle(self, seat: Seat) -> None:
         """Answer for a dead worker. The row is closed before: whoever sees DIED then finds the seat GONE.
 
         What it had not claimed never ran, and goes to another worker at once.
@@ -419,7 +339,7 @@ class PrepareGroup:
 
     # --- watching ---
 
-    def _watch(self, seat: _Seat, now_ns: int) -> None:
+    def _watch(self, seat: Seat, now_ns: int) -> None:
         row = seat.row
         deadline_ns = row.job_deadline_ns
         if deadline_ns:
@@ -437,7 +357,7 @@ class PrepareGroup:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(seat.pidfd, signal.SIGKILL)
 
-    def _ask_to_leave(self, seat: _Seat, now_ns: int, patience_ns: int) -> None:
+    def _ask_to_leave(self, seat: Seat, now_ns: int, patience_ns: int) -> None:
         seat.kill_at_ns = now_ns + patience_ns
         self._rings.words[self._layout.retire_word(seat.number)] = seat.pid
         os.eventfd_write(self._bells[seat.number], 1)
@@ -461,29 +381,3 @@ class PrepareGroup:
         for seat in self._seats:
             if seat.pidfd >= 0:
                 self._ask_to_leave(seat, now_ns, patience_ns)
-
-
-def _open_worker(pid: int, number: int) -> int | None:
-    """Open the process if it is the worker of that seat and no stranger that got its pid since."""
-    try:
-        pidfd = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return None
-    with contextlib.suppress(OSError), open(f"/proc/{pid}/comm", encoding="ascii") as comm:
-        if comm.read().strip() == f"meshd:prep{number}" and not _has_ended(pidfd):
-            return pidfd
-    os.close(pidfd)
-    return None
-
-
-def _has_ended(pidfd: int) -> bool:
-    return bool(select.select([pidfd], [], [], 0)[0])
-
-
-def _wait_for_row(row: BoardRow, leader_pid: int) -> bool:
-    """Wait until the leader has entered us on the board; False if it died before that."""
-    while row.pid != os.getpid():
-        if os.getppid() != leader_pid:
-            return False
-        select.select([], [], [], 0.001)
-    return True

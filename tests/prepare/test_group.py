@@ -15,7 +15,6 @@ import pytest
 
 from meshd.control import State
 from meshd.errors import MeshError
-from meshd.prepare.group import Backoff
 
 SECOND = 1_000_000_000
 MakePool = Callable[..., Any]
@@ -283,16 +282,6 @@ def test_every_job_has_one_outcome_while_workers_are_killed_at_random(make_pool:
     door.pump(lambda: door.slab.in_use_bytes == 0)
     door.client.check(time.monotonic_ns())
     assert (door.metrics.queued_now, door.metrics.dispatched_now) == (0, 0)
-
-
-def test_five_deaths_in_ten_seconds_make_replacements_wait_longer_and_longer() -> None:
-    backoff = Backoff()
-    delays = [backoff.died(n * 2 * SECOND) // SECOND for n in range(11)]
-    assert delays == [0, 0, 0, 0, 1, 2, 4, 8, 16, 30, 30]
-    replaced_at = (20 + 30) * SECOND
-    assert backoff.died(replaced_at + 59 * SECOND) == 30 * SECOND, "the wait is no part of the minute of life"
-    replaced_at += (59 + 30) * SECOND
-    assert backoff.died(replaced_at + 61 * SECOND) == 0
 
 
 def test_a_worker_that_dies_again_and_again_is_made_to_wait_and_the_board_tells_so(
