@@ -1,9 +1,9 @@
 """Ids of the openings of texts, kept so that a grown conversation costs its new turns.
 
-A text is divided at safe cuts (``prefix_tokens``) into *pieces* of about ``PIECE`` characters. Where it is
-divided depends on nothing behind the cut, so a grown text has the pieces of the shorter one and more. The ids
-of a text are those of its pieces one after the other: that is what the cut proof lets us say, and why only
-tokenizers that passed it come here.
+A text is divided at safe cuts (``prefix_tokens``) into *pieces* of some KiB. Where it is divided depends on
+nothing behind the cut, so a grown text has the pieces of the shorter one and more. The ids of a text are
+those of its pieces one after the other: that is what the cut proof lets us say, and why only tokenizers that
+passed it come here.
 
 The cache is a tree of pieces, held as one table: the key of a piece is the number of the piece before it and
 its own characters. So equal openings share their pieces, and a hit is an equality of text, not of hashes.
@@ -18,6 +18,7 @@ from __future__ import annotations
 import sys
 from array import array
 from collections import OrderedDict
+from dataclasses import dataclass
 from itertools import count
 from typing import Final
 
@@ -25,13 +26,34 @@ from meshd.prepare.engine_proof import Encode
 from meshd.prepare.prefix_tokens import last_safe_cut
 
 CACHE_BYTES: Final = 16 << 20
-PIECE: Final = 2048
-"""Characters between two places where a piece ends; what a grown text costs beyond its new turns."""
-
-_LISTS_UP_TO: Final = 1 << 18  # characters of a text whose pieces are kept as lists
 
 _INT_BYTES: Final = 32
 _OVERHEAD_BYTES: Final = 400  # key, number, piece, their places in the table
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """How pieces are kept. ``piece``: characters between two places where one ends.
+
+    ``is_packed``: in 4 bytes an id, which makes 25 ns of work for each at a hit; as a list it is 40 bytes and
+    2 ns. ``share``: one text keeps no more than the ``share``-th part of all there is.
+    """
+
+    piece: int
+    is_packed: bool
+    share: int
+
+
+FOR_SLOW: Final = Form(2048, True, 2)
+"""For an engine that takes microseconds an id: whatever is kept pays."""
+
+FOR_FAST: Final = Form(8192, False, 4)
+"""For one that takes 25 ns an id, most of it the making of the list.
+
+Measured: keeping costs 0.7 of an encode, and a hit saves 0.7 of one. In smaller pieces keeping costs more
+than is saved, packed nothing is saved, and with all of a mebibyte kept its first encode takes three times
+as long.
+"""
 
 
 class _Piece:
@@ -62,24 +84,19 @@ class ConversationCache:
         """Return a number before the first piece of texts that share nothing with those of other roots."""
         return next(self._numbers)
 
-    def encode(self, root: int, text: str, encode: Encode, is_slow: bool) -> list[int]:
-        """Return the ids of ``text``, using and keeping those of its pieces.
-
-        ``root``: of this tokenizer and engine. ``is_slow``: an id costs far more than 25 ns, the price of
-        keeping it in 4 bytes and not, as a list does, in 40. A long text is kept in the small form anyway.
-        """
-        is_packed = is_slow or len(text) > _LISTS_UP_TO
+    def encode(self, root: int, text: str, encode: Encode, form: Form) -> list[int]:
+        """Return the ids of ``text``, using and keeping those of its pieces; ``root``: of this tokenizer."""
         pieces = self._pieces
         ids: list[int] = []
         used: list[tuple[int, str]] = []
-        left = self._limit // 2  # no text drives out all others
+        left = self._limit // form.share
         number = root
         start = 0
-        for cut in cuts_of(text):
+        for cut in cuts_of(text, form.piece):
             key = (number, text[start:cut])
             piece = pieces.get(key)
             if piece is None:
-                piece = self._new_piece(key, encode(key[1]), is_packed)
+                piece = self._new_piece(key, encode(key[1]), form.is_packed)
             start = cut
             ids += piece.ids
             left -= piece.size
@@ -117,11 +134,11 @@ class ConversationCache:
             self.size -= dropped.size
 
 
-def cuts_of(text: str) -> list[int]:
-    """Return where ``text`` is divided: the last safe cut in each full ``PIECE`` characters that has one."""
+def cuts_of(text: str, piece: int) -> list[int]:
+    """Return where ``text`` is divided: the last safe cut in each full ``piece`` characters that has one."""
     cuts: list[int] = []
-    for start in range(0, len(text) - PIECE + 1, PIECE):
-        cut = last_safe_cut(text, start, start + PIECE)
+    for start in range(0, len(text) - piece + 1, piece):
+        cut = last_safe_cut(text, start, start + piece)
         if cut >= 0:
             cuts.append(cut)
     return cuts

@@ -18,7 +18,7 @@ import jinja2
 import tokenizers
 
 from meshd.prepare.chat_template import ChatTemplate
-from meshd.prepare.conversation_cache import PIECE, ConversationCache
+from meshd.prepare.conversation_cache import FOR_FAST, FOR_SLOW, ConversationCache
 from meshd.prepare.crosscheck import CheckedEngine, CrossCheck, EngineSwitch, LocalSwitch
 from meshd.prepare.cut_proof import Cuts
 from meshd.prepare.engine_proof import Encode
@@ -160,9 +160,10 @@ class LoadedTokenizer:
 
     def _encode_whole(self, text: str, encode: Encode, is_fast: bool) -> list[int]:
         cache = self._cache
-        if cache is None or len(text) < PIECE:
+        form = FOR_FAST if is_fast else FOR_SLOW
+        if cache is None or len(text) < form.piece:
             return encode(text)
-        return cache.encode(self._roots[is_fast], text, encode, is_slow=not is_fast)
+        return cache.encode(self._roots[is_fast], text, encode, form)
 
     def _encode_reference(self, text: str) -> list[int]:
         try:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from meshd.prepare.conversation_cache import PIECE, ConversationCache
+from meshd.prepare.conversation_cache import FOR_FAST, ConversationCache
 from meshd.prepare.crosscheck import CheckedEngine, CrossCheck, LocalSwitch
 from meshd.prepare.cut_proof import Cuts
 from meshd.prepare.tokenizer import LoadedTokenizer, WorkerTools
@@ -114,7 +114,7 @@ def test_whoever_finds_it_off_already_tells_nobody():
 
 
 def test_what_the_fast_engine_left_in_the_cache_is_not_used_after_a_mismatch():
-    text = "the end of the day " * (3 * PIECE // 19)
+    text = "the end of the day " * (3 * FOR_FAST.piece // 19)
     draws = iter((0.9,) * 4 + (0.0,))
     cache = ConversationCache()
     tokenizer, events = at_work(Drifting(), crosscheck=CrossCheck(0.5, lambda: next(draws)), cache=cache)

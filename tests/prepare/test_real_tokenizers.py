@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 import meshd
-from meshd.prepare.conversation_cache import PIECE, ConversationCache
+from meshd.prepare.conversation_cache import FOR_FAST, FOR_SLOW, ConversationCache
 from meshd.prepare.tokenizer import LoadedTokenizer, WorkerTools, load_tokenizer
 from tests.fakes.texts import texts
 from tests.fakes.tokenizer_events import RecordedEvents
@@ -117,7 +117,8 @@ def test_encoding_with_the_cache_is_encoding_without_it(model):
     assert len(model.cache) > 0
 
 
-def test_a_grown_conversation_is_encoded_by_its_new_turns(model):
+@pytest.mark.parametrize("form", [FOR_SLOW, FOR_FAST], ids=["packed", "lists"])
+def test_a_grown_conversation_is_encoded_by_its_new_turns(model, form):
     encoded = 0
 
     def counting(text: str) -> list[int]:
@@ -135,5 +136,5 @@ def test_a_grown_conversation_is_encoded_by_its_new_turns(model):
             "It is about the things that follow it. " * 20,
         )
         text += turn
-        assert cache.encode(root, text, counting, is_slow=False) == model.ids(text)
-        assert encoded - before <= len(turn) + 2 * PIECE
+        assert cache.encode(root, text, counting, form) == model.ids(text)
+        assert encoded - before <= len(turn) + 2 * form.piece

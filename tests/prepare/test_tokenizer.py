@@ -13,7 +13,7 @@ import meshd
 from meshd.prepare import tokenizer as module
 from meshd.prepare import tokenizer_proof
 from meshd.prepare.chat_template import ChatRequest
-from meshd.prepare.conversation_cache import PIECE, ConversationCache
+from meshd.prepare.conversation_cache import FOR_SLOW, ConversationCache
 from meshd.prepare.cut_proof import Cuts
 from meshd.prepare.tokenizer import (
     EncodeFailed,
@@ -138,7 +138,7 @@ def test_with_the_proof_a_grown_text_costs_what_is_new():
     seen.clear()
     grown = WORDS + "and the night "
     assert loaded.encode(grown) == by_bytes(grown)
-    assert sum(map(len, seen)) < 2 * PIECE
+    assert sum(map(len, seen)) < 2 * FOR_SLOW.piece
 
 
 def test_tokenizers_that_share_a_cache_share_no_ids():
