@@ -311,11 +311,6 @@ def wait_until(condition: Callable[[], object], seconds: float = 20.0) -> None:
         time.sleep(0.002)
 
 
-def test_deaths_further_apart_are_replaced_at_once() -> None:
-    backoff = Backoff()
-    assert [backoff.died(n * 3 * SECOND) for n in range(20)] == [0] * 20
-
-
 def become_subreaper() -> None:
     """Be what the supervisor is to orphaned workers."""
     assert ctypes.CDLL(None).prctl(36, ctypes.c_ulong(1), 0, 0, 0) == 0

@@ -20,6 +20,11 @@ def test_five_deaths_in_ten_seconds_make_replacements_wait_longer_and_longer() -
     assert backoff.died(replaced_at + 61 * SECOND) == 0
 
 
+def test_deaths_further_apart_are_replaced_at_once() -> None:
+    backoff = Backoff()
+    assert [backoff.died(n * 3 * SECOND) for n in range(20)] == [0] * 20
+
+
 def test_the_successor_sits_where_the_last_worker_was_and_a_new_place_begins_with_its_first_seat() -> None:
     board = ProcessBoard.create(2)
     first, second = (Seat(number, board.row(number), ()) for number in range(2))
