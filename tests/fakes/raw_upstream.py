@@ -32,8 +32,8 @@ class RawUpstream:
     """Answers GET with 404, so that probes and discovery learn nothing, and every POST with ``reply``.
 
     After ``reply`` comes ``trickle`` each 5 ms for as long as there is a connection; without a trickle there
-    is silence. ``keeps_alive``: keep the connection for the next request instead. Without ``takes_bodies`` it
-    stops reading after a head. ``requests`` has each POST once its body is complete (or will not be read),
+    is silence. ``keeps_alive``: keep the connection for the next request instead, for ``idle_secs`` at the most.
+    Without ``takes_bodies`` it stops reading after a head. ``connections`` counts all there were. ``requests`` has each POST once its body is complete (or will not be read),
     ``ends`` each POST whose connection ended.
     """
 
@@ -43,9 +43,14 @@ class RawUpstream:
         trickle: bytes = b"",
         keeps_alive: bool = False,
         takes_bodies: bool = True,
+        idle_secs: float | None = None,
+        host: str = "127.0.0.1",
     ) -> None:
         self.reply, self.trickle, self.keeps_alive = reply, trickle, keeps_alive
         self.takes_bodies = takes_bodies
+        self.idle_secs = idle_secs
+        self.connections = 0
+        self._host = host
         self.requests: queue.Queue[Received] = queue.Queue()
         self.ends: queue.Queue[Received] = queue.Queue()
         self.open_connections = 0
@@ -66,9 +71,10 @@ class RawUpstream:
     def _run(self, started: threading.Event) -> None:
         asyncio.set_event_loop(self._loop)
         server = self._loop.run_until_complete(
-            asyncio.start_server(self._serve, "127.0.0.1", 0, limit=1 << 20)
+            asyncio.start_server(self._serve, self._host, 0, limit=1 << 20)
         )
-        self.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        self.port = server.sockets[0].getsockname()[1]
+        self.url = f"http://127.0.0.1:{self.port}"
         started.set()
         self._loop.run_forever()
         server.close()
@@ -78,10 +84,12 @@ class RawUpstream:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.open_connections += 1
+        self.connections += 1
         received: Received | None = None
         try:
             while True:
-                head = await reader.readuntil(b"\r\n\r\n")
+                async with asyncio.timeout(self.idle_secs if received else None):
+                    head = await reader.readuntil(b"\r\n\r\n")
                 if not head.startswith(b"POST"):
                     writer.write(NOT_FOUND)
                     continue
