@@ -372,8 +372,13 @@ class Exchange:
     # -------------------------------------------------------------------------------- events from outside
 
     def client_gone(self, cause: str) -> None:
-        """The client left: the upstream learns it at once, everything held is given back."""
-        if self.record.is_client_gone:
+        """The client left: the upstream learns it at once, everything held is given back.
+
+        Not if the response has ended: a client that leaves on its last byte got it whole, or broken, and
+        the task is about to say so. One client in ten is as quick as that.
+        """
+        relay = self._relay
+        if self.record.is_client_gone or (relay is not None and relay.outcome):
             return
         self.record.is_client_gone = True
         if self.leg is not None:

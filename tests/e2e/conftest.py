@@ -12,7 +12,7 @@ from tests.fakes.node import Backend, Node, running
 
 DEMO_TOKENIZER = str(Path(meshd.__file__).parent / "backend" / "tokenizer")
 COMMON = ("--io-processes", "2", "--prepare-workers", "2", "--health-check-interval-secs", "1",
-          "--health-check-timeout-secs", "1")  # fmt: skip
+          "--health-check-timeout-secs", "1", "--disable-circuit-breaker")  # fmt: skip
 
 
 @pytest.fixture(scope="session")

@@ -23,6 +23,7 @@ OPEN_S = 0.6
 FLAGS = (
     "--io-processes", "2", "--prepare-workers", "1", "--disable-health-check", "--disable-retries",
     "--cb-failure-threshold", "10", "--cb-timeout-duration-secs", str(OPEN_S),
+    "--upstream-keepalive-timeout-secs", "0",
 )  # fmt: skip
 CLOSED, OPEN, HALF_OPEN = 0, 1, 2
 SSE = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
@@ -162,10 +163,14 @@ def test_clients_that_leave_change_nothing(closed):
 def test_ten_streams_cut_in_the_middle_open_it(closed):
     node, fleet = closed
     fleet.play(Script(SSE + EVENT, "reset"))
+    opened = node.metric("mesh_worker_cb_transitions_total", **{"from": "closed", "to": "open"})
     for _ in range(10):
         status, _, body = ask(node)
         assert status == 200 and b"upstream_connection_failed" in body
-    wait_until(lambda: state(node) == OPEN, "the breaker does not open")
+    wait_until(
+        lambda: node.metric("mesh_worker_cb_transitions_total", **{"from": "closed", "to": "open"}) > opened,
+        "the breaker does not open",
+    )
 
 
 def test_half_open_has_one_request_in_flight_and_three_successes_close_it(closed):

@@ -29,6 +29,7 @@ GOOD = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 2\
 @pytest.fixture(scope="module")
 def scripted() -> Iterator[tuple[Node, ScriptedUpstream]]:
     flags = ("--io-processes", "1", "--prepare-workers", "1", "--disable-health-check")
+    flags += ("--disable-retries", "--disable-circuit-breaker")  # each shape is one exchange
     with ScriptedUpstream(Script(GOOD)) as upstream, running(*flags, "--worker-urls", upstream.url) as node:
         yield node, upstream
         assert upstream.faults == []

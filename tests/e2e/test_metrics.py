@@ -21,7 +21,8 @@ from tests.fakes.load import SteadyLoad
 from tests.fakes.node import Backend, Node, running, wait_until
 
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
-FLAGS = (*COMMON, "--policy", "prefix_hash", "--tokenizer-path", DEMO_TOKENIZER, "--disable-health-check")
+FLAGS = (*COMMON, "--policy", "prefix_hash", "--tokenizer-path", DEMO_TOKENIZER, "--disable-health-check",
+         "--disable-retries")  # fmt: skip
 NAME = r"[a-zA-Z_:][a-zA-Z0-9_:]*"
 LABEL = r'[a-zA-Z_][a-zA-Z0-9_]*="(?:[^"\\\n]|\\[\\"n])*"'
 LINE = re.compile(
