@@ -21,7 +21,7 @@ from typing import Final, TypeVar
 
 from meshd.errors import StartupError
 from meshd.io.head_cache import ResponseHeads
-from meshd.io.resolver import Lookup, Resolver, is_literal, look_up
+from meshd.io.resolver import Lookup, NameNotResolved, Resolver, is_literal, look_up
 from meshd.io.tls_upstream import TlsUpstreamConnection, start_tls
 from meshd.io.upstream import UpstreamConnection, UpstreamFailure
 from meshd.routing.upstream import Upstream
@@ -112,7 +112,12 @@ class UpstreamPool:
                 connection = await self._connect(address)
         except TimeoutError as timeout:
             raise UpstreamFailure("upstream_connect_timeout", "connect timer", False, False) from timeout
-        except (OSError, ValueError, StartupError) as error:  # ValueError: a name that cannot be looked up
+        except (
+            NameNotResolved,
+            OSError,
+            ValueError,
+            StartupError,
+        ) as error:  # ValueError: of TLS, by the name
             raise UpstreamFailure("upstream_connection_failed", str(error), False, False) from error
         if connection.is_closed:  # its end was seen before anyone held it
             raise UpstreamFailure("upstream_connection_failed", "closed at once", False, False)

@@ -28,7 +28,7 @@ Lookup = Callable[[str], Sequence[str]]
 """Return the addresses of a name in the order in which to try them; raise OSError or ValueError."""
 
 
-class NameNotResolved(OSError):
+class NameNotResolved(Exception):
     """The name has no address, or nobody could tell."""
 
 

@@ -17,6 +17,9 @@ from meshd.config import checks
         (checks.check_header_value, "a b", "a b"),
         (checks.check_header_names, ("X-Request-Id",), ("x-request-id",)),
         (checks.check_header_names, (), ()),
+        (checks.check_endpoint, "localhost:4317", "localhost:4317"),
+        (checks.check_endpoint, "[::1]:4317", "[::1]:4317"),
+        (checks.check_endpoint, "https://collector.example:4317/", "https://collector.example:4317"),
         (checks.check_path, "/health?deep=1", "/health?deep=1"),
         (checks.check_passthrough_paths, ("/v1/score", "/v1/audio/*"), ("/v1/score", "/v1/audio/*")),
         (checks.check_passthrough_paths, ("/*", "/v1/rer*"), ("/*", "/v1/rer*")),
@@ -38,6 +41,20 @@ def test_good_values_pass_in_normal_form(check: Callable[[Any], Any], value: Any
         (checks.check_header_value, " a"),
         (checks.check_header_value, "é"),
         (checks.check_header_names, ("a b",)),
+        *(
+            (checks.check_endpoint, value)
+            for value in (
+                "",
+                "localhost",
+                "4317",
+                "localhost:x",
+                "localhost:99999",
+                "grpc://localhost:4317",
+                "http://localhost:4317/v1/traces",
+                "http://user:key@localhost:4317",
+                "http://localhost:4317?a",
+            )
+        ),
         (checks.check_origins, ("https://a.example/",)),
         (checks.check_origins, ("a.example",)),
         (checks.check_origins, ("null",)),

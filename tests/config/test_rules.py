@@ -157,9 +157,15 @@ def test_a_selector_without_service_discovery_is_warned_of() -> None:
             "--service-discovery --selector a=b",
             "--service-discovery needs the package kubernetes: pip install 'meshd[kubernetes]'",
         ),
+        (
+            "opentelemetry.exporter.otlp.proto.grpc",
+            "--enable-trace",
+            "--enable-trace needs the package opentelemetry-exporter-otlp-proto-grpc:"
+            " pip install 'meshd[tracing]'",
+        ),
     ],
 )
-def test_a_source_whose_package_is_missing_says_how_to_install_it(
+def test_a_feature_whose_package_is_missing_says_how_to_install_it(
     package: str, argv: str, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     load_settings(argv.split(), {})
