@@ -112,12 +112,7 @@ class UpstreamPool:
                 connection = await self._connect(address)
         except TimeoutError as timeout:
             raise UpstreamFailure("upstream_connect_timeout", "connect timer", False, False) from timeout
-        except (
-            NameNotResolved,
-            OSError,
-            ValueError,
-            StartupError,
-        ) as error:  # ValueError: of TLS, by the name
+        except (NameNotResolved, OSError, ValueError, StartupError) as error:  # ValueError: TLS, of a name
             raise UpstreamFailure("upstream_connection_failed", str(error), False, False) from error
         if connection.is_closed:  # its end was seen before anyone held it
             raise UpstreamFailure("upstream_connection_failed", "closed at once", False, False)
