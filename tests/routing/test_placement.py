@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable
 from random import Random
 
@@ -8,15 +8,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from meshd.api.block_keys import block_keys
 from meshd.api.endpoints import ENDPOINTS, EndpointRegistry
 from meshd.api.facts import read_facts
+from meshd.api.prefix_key import key_position, pack_token_ids, prefix_key
 from meshd.api.view import NEEDS_RANK_FREE, NEEDS_TOKENS, RoutingView
 from meshd.errors import MeshError
 from meshd.memory import Segment
 from meshd.routing.conditions import Conditions
 from meshd.routing.conditions import segment_bytes as conditions_bytes
 from meshd.routing.load import LoadTable, segment_bytes
-from meshd.routing.placement import Placement, Placer, Topology
+from meshd.routing.placement import Placement, Placer, SessionUnassigned, Topology
 from meshd.routing.policies.table import PolicyParts, policy_table
 from meshd.routing.prefix_index import MIN_BYTES, PrefixIndex
 from meshd.routing.prefix_index import segment_bytes as index_bytes
@@ -415,6 +417,124 @@ def test_single_candidate_is_picked_without_asking_the_policy(
     placement = node.placer("prefix_hash").place(CHAT, M1)
     assert placement.reason == "policy:prefix_hash"
     assert not any(key[0] == "branch" for key in node.metrics.events)
+
+
+def _view(text: bytes = b"", token_ids: tuple[int, ...] = (), session_key: bytes = b"") -> RoutingView:
+    """A view as a prepare job makes it, with all that any policy reads."""
+    ids = pack_token_ids(token_ids)
+    key = prefix_key(ids)
+    return RoutingView(
+        "m1",
+        token_ids=ids,
+        prefix_key=key,
+        key_position=key_position(key),
+        text_bytes=len(text),
+        block_keys=block_keys("m1", text),
+        session_key=session_key,
+    )
+
+
+def test_single_candidate_is_recorded_as_holder_of_the_prefix(
+    node: Node, make_upstream: MakeUpstream
+) -> None:
+    node.board.publish([make_upstream(0)])
+    placer, view = node.placer("cache_aware"), _view(b"a" * 1000)
+    assert placer.place(CHAT, view).reason == "policy:cache_aware"
+    node.board.publish([make_upstream(1), make_upstream(2), make_upstream(0)])
+    placement = node.placer("cache_aware", row=1).place(CHAT, view)
+    assert (placement.upstream.number, placement.reason) == (0, "cache_hit")
+
+
+def test_single_candidate_is_given_new_sessions_by_the_controller(
+    node: Node, make_upstream: MakeUpstream
+) -> None:
+    node.board.publish([make_upstream(0)])
+    view = _view(session_key=b"s-1")
+    with pytest.raises(SessionUnassigned) as caught:
+        node.placer("dp_sticky").place(CHAT, view)
+    assert caught.value.numbers == (0,)
+    view.assigned = 0
+    assert node.placer("dp_sticky").place(CHAT, view).reason == "new_session"
+
+
+@pytest.mark.parametrize(
+    ("policy", "reason"),
+    [
+        ("cache_aware", "no_text"),
+        ("prefix_hash", "no_tokens"),
+        ("consistent_hash", "no_session_key"),
+        ("dp_sticky", "no_session_key"),
+    ],
+)
+def test_policy_that_could_not_use_its_input_is_counted(
+    node: Node, make_upstream: MakeUpstream, policy: str, reason: str
+) -> None:
+    """routing.md behaviour 28; with its input the same policy counts nothing."""
+    node.board.publish([make_upstream(0), make_upstream(1)])
+    placer, full = node.placer(policy), _view(b"abc", (1, 2), b"s-1")
+    full.assigned = 1
+    placer.place(CHAT, full)
+    assert not [key for key in node.metrics.events if key[0] == "fallback"]
+    for _ in range(3):
+        try:
+            placer.place(CHAT, _view())
+        except MeshError as error:
+            assert (policy, error.code) == ("prefix_hash", "policy_returned_none")
+    counted = {key: n for key, n in node.metrics.events.items() if key[0] == "fallback"}
+    assert counted == {("fallback", policy, reason): 3}
+
+
+@pytest.mark.parametrize("policy", ["random", "round_robin", "power_of_two", "least_load"])
+def test_policy_without_an_input_never_falls_back(
+    node: Node, make_upstream: MakeUpstream, policy: str
+) -> None:
+    node.board.publish([make_upstream(0), make_upstream(1)])
+    node.placer(policy).place(CHAT, _view())
+    assert not [key for key in node.metrics.events if key[0] == "fallback"]
+
+
+@pytest.mark.parametrize("policy", ["cache_aware", "prefix_hash"])
+def test_thousand_distinct_prompts_spread_within_1_15_of_the_mean(
+    node: Node, make_upstream: MakeUpstream, policy: str
+) -> None:
+    """Three processes, eight upstreams, 16 requests in flight on each."""
+    node.board.publish([make_upstream(number) for number in range(8)])
+    placers = [node.placer(policy, row) for row in range(3)]
+    random = Random(11)
+    running: deque[tuple[Placer, Placement]] = deque()
+    counts: Counter[int] = Counter()
+    for number in range(1000):
+        placer = placers[random.randrange(3)]
+        ids = tuple(random.randrange(50_000) for _ in range(40))
+        placement = placer.place(CHAT, _view(b"prompt %d %d" % (number, random.getrandbits(64)), ids))
+        counts[placement.upstream.number] += 1
+        running.append((placer, placement))
+        if len(running) > 16 * 8:
+            owner, oldest = running.popleft()
+            owner.release(oldest)
+    assert len(counts) == 8 and max(counts.values()) <= 1.15 * 1000 / 8, counts
+
+
+@pytest.mark.parametrize("policy", ["cache_aware", "prefix_hash"])
+def test_turns_of_a_conversation_in_any_process_go_to_one_upstream(
+    node: Node, make_upstream: MakeUpstream, policy: str
+) -> None:
+    """400 turns in 40 conversations, one after the other: at least 99 % stay."""
+    node.board.publish([make_upstream(number) for number in range(8)])
+    placers = [node.placer(policy, row) for row in range(3)]
+    random = Random(12)
+    texts = [random.randbytes(800) for _ in range(40)]
+    homes: dict[int, int] = {}
+    stayed = 0
+    for turn in range(11):
+        for number, text in enumerate(texts):
+            placer = placers[random.randrange(3)]
+            placement = placer.place(CHAT, _view(text, tuple(text[:256])))
+            placer.release(placement)
+            stayed += turn > 0 and homes[number] == placement.upstream.number
+            homes[number] = placement.upstream.number
+            texts[number] = text + random.randbytes(300)
+    assert stayed >= 396
 
 
 def test_prefix_hash_agrees_between_processes_and_sees_their_loads(
