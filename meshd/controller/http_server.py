@@ -87,6 +87,7 @@ class HttpServer:
         self._timeouts = timeouts or Timeouts()
         self._max_connections = max_connections
         self._count = 0
+        self._tasks: set[asyncio.Task[None]] = set()
         self.busy = 0  # requests that are being answered
         self.is_closing = False  # every answer ends its connection
 
@@ -94,8 +95,18 @@ class HttpServer:
         """Accept on a bound socket, which the server owns from now on."""
         listener.setblocking(False)
         if listener.family == socket.AF_UNIX:
-            return await asyncio.start_unix_server(self.serve, sock=listener, limit=MAX_HEAD_BYTES)
-        return await asyncio.start_server(self.serve, sock=listener, limit=MAX_HEAD_BYTES)
+            return await asyncio.start_unix_server(self._accept, sock=listener, limit=MAX_HEAD_BYTES)
+        return await asyncio.start_server(self._accept, sock=listener, limit=MAX_HEAD_BYTES)
+
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Serve a connection in a task of our own.
+
+        One that asyncio makes out of a coroutine ends in a traceback in the log when it is cancelled (3.11),
+        as those of idle connections are when the process ends.
+        """
+        task = asyncio.get_running_loop().create_task(self.serve(reader, writer))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Serve one connection to its end; one over the bound is closed at once."""

@@ -177,3 +177,19 @@ def test_a_server_that_closes_answers_what_was_asked_and_ends_the_connection() -
     answer = asyncio.run(_connected(server, run))
     assert answer.endswith(b"GET /b  0") and b"connection: close" in answer.lower()
     assert server.busy == 0
+
+
+def test_an_idle_connection_at_the_end_of_the_process_leaves_no_traceback() -> None:
+    """The loop cancels what still runs; asyncio's own tasks for connections complain then."""
+    complaints: list[dict[str, object]] = []
+
+    async def run() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: complaints.append(context))
+        listener = socket.create_server(("127.0.0.1", 0))
+        await make_server().listen(listener)
+        reader, writer = await asyncio.open_connection(*listener.getsockname())
+        writer.write(b"GET /a HTTP/1.1\r\nhost: x\r\n\r\n")
+        await reader.readuntil(b"GET /a  0")  # and the server waits for more
+
+    asyncio.run(run())
+    assert complaints == []
