@@ -150,7 +150,12 @@ def ignore_supervisor_signals() -> None:
 def name_process(role: Role, index: int) -> None:
     """Set the name that ``ps`` and ``top`` show, such as ``meshd:io0``."""
     suffix = "" if role in (Role.CONTROLLER, Role.SUPERVISOR) else str(index)
-    name = ctypes.create_string_buffer(f"meshd:{_SHORT_NAMES[role]}{suffix}".encode()[:15])
+    name_process_as(f"meshd:{_SHORT_NAMES[role]}{suffix}")
+
+
+def name_process_as(text: str) -> None:
+    """Set the name of a process that has no role; 15 bytes of it are shown."""
+    name = ctypes.create_string_buffer(text.encode()[:15])
     _prctl(_PR_SET_NAME, ctypes.addressof(name))
 
 

@@ -207,7 +207,7 @@ class TokenizerKeeper:
 def _next_state(entry: Entry, reports: Sequence[Report]) -> Entry:
     """Return what becomes of an entry; itself while nothing has happened to it."""
     if entry.status not in ("pending", "processing"):
-        return entry
+        return _with_engine(entry, reports)
     copy = entry.next or entry.current
     if copy is None:
         return entry
@@ -225,3 +225,13 @@ def _next_state(entry: Entry, reports: Sequence[Report]) -> Entry:
     first = told[0]
     assert first is not None
     return replace(entry, status="completed", engine=first.engine, vocab_size=first.vocab_size)
+
+
+def _with_engine(entry: Entry, reports: Sequence[Report]) -> Entry:
+    """Take over the engine that every leader reports for what serves: a proof may have ended."""
+    if entry.current is None:
+        return entry
+    serial = entry.current.serial
+    engines = {report.copies[serial].engine if serial in report.copies else "" for report in reports}
+    engine = engines.pop() if len(engines) == 1 else ""
+    return replace(entry, engine=engine) if engine and engine != entry.engine else entry

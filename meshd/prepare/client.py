@@ -179,7 +179,7 @@ class PrepareClient:
         """
         self._metrics.job_submitted()
         now_ns = self._clock()
-        if self.is_closed or self.is_failed:
+        if self.is_closed or self._is_still_failed(now_ns):
             raise self._error("prepare_pool_closed")
         job.submitted_ns = now_ns
         job.start_by_ns = now_ns + self._queue_timeout_ns
@@ -376,6 +376,12 @@ class PrepareClient:
         return MeshError(code, _MESSAGES[code], cause=cause)
 
     # --- deaths, deadlines, counting ---
+
+    def _is_still_failed(self, now_ns: int) -> bool:
+        """Look again before a refusal: the health routes see a worker the moment that it lives."""
+        if self.is_failed:
+            self._look_at_board(now_ns)
+        return self.is_failed
 
     def _look_at_board(self, now_ns: int) -> None:
         for lane in self._lanes:

@@ -47,17 +47,18 @@ def answers_of_child(work: Callable[[], Sequence[str]], timeout_s: float = PROOF
     receiving, sending = os.pipe()
     child = os.fork()
     if child == 0:
-        _answer_and_exit(work, sending, timeout_s)
+        answer_and_exit(work, sending, timeout_s)
     os.close(sending)
     try:
-        return _read_answers(receiving, timeout_s)
+        return _answers_in_time(receiving, timeout_s)
     finally:
         os.close(receiving)
         os.kill(child, signal.SIGKILL)  # not reaped yet, so the id is still the child's
         os.waitpid(child, 0)
 
 
-def _answer_and_exit(work: Callable[[], Sequence[str]], sending: int, timeout_s: float) -> NoReturn:
+def answer_and_exit(work: Callable[[], Sequence[str]], sending: int, timeout_s: float) -> NoReturn:
+    """Be the child: run ``work``, write its answers to the pipe, and end, after ``timeout_s`` in any case."""
     # os._exit on every path: the child must never return into the parent's stack.
     try:
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
@@ -70,11 +71,16 @@ def _answer_and_exit(work: Callable[[], Sequence[str]], sending: int, timeout_s:
         os._exit(0)
 
 
-def _read_answers(receiving: int, timeout_s: float) -> list[str]:
+def _answers_in_time(receiving: int, timeout_s: float) -> list[str]:
     poll = select.poll()
     poll.register(receiving, select.POLLIN)
     if not poll.poll(timeout_s * 1000):
         raise ProofBroken(f"the proof did not end within {timeout_s:g} s")
+    return read_answers(receiving)
+
+
+def read_answers(receiving: int) -> list[str]:
+    """Read what ``answer_and_exit`` has written. Raises ``ProofBroken`` if it has died before."""
     written = os.read(receiving, select.PIPE_BUF)  # one write below PIPE_BUF arrives whole
     if not written:
         raise ProofBroken("the process that ran the proof died")

@@ -23,9 +23,9 @@ from meshd.prepare.crosscheck import CheckedEngine, CrossCheck, EngineSwitch, Lo
 from meshd.prepare.cut_proof import Cuts
 from meshd.prepare.engine_proof import Encode
 from meshd.prepare.prefix_tokens import head_ids
-from meshd.prepare.proof_record import NoProofs, Proofs
+from meshd.prepare.proof_record import NoProofs, Proof, Proofs
 from meshd.prepare.tokenizer_events import NoEvents, TokenizerEvents
-from meshd.prepare.tokenizer_proof import FAST, REFERENCE, encode_with, find_or_prove
+from meshd.prepare.tokenizer_proof import FAST, REFERENCE, Found, Unproved, encode_with, find, prove
 
 Decode = Callable[[list[int], bool], str]
 
@@ -56,6 +56,7 @@ class LoadedTokenizer:
 
     ``template``: ``None`` if the model has none. ``warning``: what an operator should know about the choice
     of engine, empty if nothing. ``cuts``: where its texts may be cut. ``source``: names it in the log.
+    ``unproved``: set while its proof has not been run: until then the reference encodes every text whole.
     A leader loads it; ``for_worker`` gives it to a prepare worker, where it counts, checks and remembers.
     """
 
@@ -72,7 +73,9 @@ class LoadedTokenizer:
         source: str = "",
         tools: WorkerTools | None = None,
         switch: EngineSwitch | None = None,
+        unproved: Unproved | None = None,
     ) -> None:
+        self.unproved = unproved
         self._reference = reference
         self._fast = fast
         self._decode = decode
@@ -105,6 +108,23 @@ class LoadedTokenizer:
             source=self.source,
             tools=tools,
             switch=switch,
+        )
+
+    def proved(self, found: Found) -> LoadedTokenizer:
+        """Return the same tokenizer as its proof allows it to work; it is ``unproved``."""
+        assert self.unproved is not None
+        fast, warning = self.unproved.fast, self.warning
+        if found.difference:
+            fast, warning = None, _not_used(self.source, found.difference)
+        return LoadedTokenizer(
+            self._reference,
+            fast,
+            self.template,
+            warning,
+            self._decode,
+            vocab_size=self.vocab_size,
+            cuts=found.cuts,
+            source=self.source,
         )
 
     @property
@@ -178,33 +198,52 @@ class LoadedTokenizer:
 
 
 def load_tokenizer(
-    path: str, engine: str, chat_template_path: str | None = None, proofs: Proofs | None = None
+    path: str,
+    engine: str,
+    chat_template_path: str | None = None,
+    proofs: Proofs | None = None,
+    *,
+    may_defer: bool = False,
 ) -> LoadedTokenizer:
     """Load the tokenizer at ``path``: a ``tokenizer.json``, or a directory that holds one.
 
-    ``engine``: ``auto``, ``fastokens`` or ``tokenizers``. Starts no thread. Takes about two seconds and
-    more for the proof, which runs in a child of its own, unless ``proofs`` has it. Raises ``LoadFailed``.
+    ``engine``: ``auto``, ``fastokens`` or ``tokenizers``. Starts no thread. Takes about a second, and several
+    more for the proof, which runs in a child of its own, unless ``proofs`` has it. With ``may_defer`` a proof
+    that nobody has run yet is left to the caller, as ``unproved``, except for ``fastokens``, whose load fails
+    with it. Raises ``LoadFailed``.
     """
     file = _tokenizer_file(Path(path))
     template = load_template(file.parent, chat_template_path)
     reference = _load_reference(file)
     fast, missing = _load_fast(file) if engine != REFERENCE else (None, "")
-    difference, cuts = find_or_prove(file, reference, fast, proofs or NoProofs())
-    reason, warning = missing or difference, ""
-    if reason:
-        if engine == FAST:
-            raise LoadFailed(f"the engine fastokens cannot be used for {file}: {reason}")
-        fast, warning = None, f"the engine fastokens is not used for {file}: {reason}"
-    return LoadedTokenizer(
+    if engine == FAST and missing:
+        raise LoadFailed(f"the engine fastokens cannot be used for {file}: {missing}")
+    proofs = proofs or NoProofs()
+    key, found = find(file, fast, proofs)
+    unproved = Unproved(key, reference, fast)
+    loaded = LoadedTokenizer(
         encode_with(reference),
-        fast,
+        None,
         template,
-        warning,
+        _not_used(str(file), missing) if missing else "",
         _decode_with(reference),
         vocab_size=reference.get_vocab_size(),
-        cuts=cuts,
         source=str(file),
+        unproved=unproved,
     )
+    if found is None:
+        if may_defer and engine != FAST:
+            return loaded
+        found = prove(unproved)
+        if found.is_final:
+            proofs.keep(Proof(key, found.difference, found.cuts.head, found.cuts.pieces))
+    if engine == FAST and found.difference:
+        raise LoadFailed(f"the engine fastokens cannot be used for {file}: {found.difference}")
+    return loaded.proved(found)
+
+
+def _not_used(source: str, reason: str) -> str:
+    return f"the engine fastokens is not used for {source}: {reason}"
 
 
 def load_template(directory: Path, chat_template_path: str | None = None) -> ChatTemplate | None:

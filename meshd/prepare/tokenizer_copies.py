@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from meshd.errors import StartupError
 from meshd.log import Log
+from meshd.prepare.open_proofs import OpenProofs
 from meshd.prepare.proof_record import Proof
 from meshd.prepare.tokenizer import LoadedTokenizer, LoadFailed, WorkerTools
 from meshd.prepare.tokenizer_board import Copy, Desired, Entry, Loaded, Report, TokenizerBoard
@@ -33,7 +34,7 @@ class TokenizerCopies:
 
     ``load`` may run for minutes; ``pause`` sleeps so many seconds. ``must``: name of the entry without whose
     current copy no leader is to start, empty for none. ``on_freed``: called when copies were dropped, to give
-    their memory back to the system.
+    their memory back to the system. ``runs_proofs``: whether this leader runs the proofs of the node.
     """
 
     def __init__(
@@ -47,6 +48,7 @@ class TokenizerCopies:
         log: Log,
         must: str = "",
         on_freed: Callable[[], None] = lambda: None,
+        runs_proofs: bool = True,
     ) -> None:
         self._board = board
         self._leader = leader
@@ -63,6 +65,7 @@ class TokenizerCopies:
         self._proof: Proof | None = None  # of the copy that is being loaded
         # Of a predecessor whose report is about to be overwritten, too.
         self._proofs = _proofs_in(board.reports())
+        self._open_proofs = OpenProofs(runs_proofs, self._reported_proof)
 
     @property
     def is_told(self) -> bool:
@@ -103,12 +106,33 @@ class TokenizerCopies:
 
     def find(self, key: str) -> Proof | None:
         """Return a proof that some leader of this node has run."""
-        self._proof = self._proofs.get(key) or _proofs_in(self._board.reports()).get(key)
+        self._proof = self._reported_proof(key)
         return self._proof
+
+    def _reported_proof(self, key: str) -> Proof | None:
+        return self._proofs.get(key) or _proofs_in(self._board.reports()).get(key)
 
     def keep(self, proof: Proof) -> None:
         """Remember a proof for the leaders to come, if the copy is loaded."""
         self._proof = proof
+
+    def take_proofs(self) -> bool:
+        """Let copies work as their proofs allow that have ended; True if the workers have to be renewed."""
+        is_renewal_due = False
+        for serial, found, proof in self._open_proofs.ended():
+            loaded = self._copies.get(serial)
+            if loaded is None:
+                continue
+            self._copies[serial] = loaded = loaded.proved(found)
+            is_renewal_due |= serial in self._serving.values()
+            self._tell_loaded(serial, loaded, proof)
+        if is_renewal_due:
+            self._freeze()
+        return is_renewal_due
+
+    def close(self) -> None:
+        """End a proof that runs."""
+        self._open_proofs.close()
 
     def tokenizer_set(self, tools: WorkerTools | None = None) -> TokenizerSet:
         """Return the set of a worker that is forked now; ``tools``: its own."""
@@ -123,6 +147,7 @@ class TokenizerCopies:
     def note_in_force(self) -> None:
         """Report that every worker has the set that ``tokenizer_set`` returns, and none an older one."""
         self._tell(replace(self._report, in_force=frozenset(self._serving.values())))
+        self._log.info("tokenizers_in_force", names=" ".join(sorted(self._serving)) or None)
 
     def _take(self, copy: Copy, desired: Desired) -> None:
         name = _name_of(copy, desired)
@@ -137,12 +162,25 @@ class TokenizerCopies:
                 raise StartupError(f"the tokenizer at {copy.source} cannot be loaded: {reason}")
             return
         self._copies[copy.serial] = loaded
-        if loaded.warning:
-            self._log.warning("tokenizer_engine", name=name, message=loaded.warning)
-        self._log.info("tokenizer_loaded", name=name, engine=loaded.engine, path=copy.source)
-        proof = None if self._proof is None else asdict(self._proof)
-        told = Loaded("loaded", loaded.engine, loaded.vocab_size, proof=proof)
-        self._tell(self._report.with_copy(copy.serial, told))
+        self._log.info("tokenizer_loaded", name=name, path=copy.source)
+        if loaded.unproved is not None:
+            self._open_proofs.add(copy.serial, loaded.unproved)
+        self._tell_loaded(copy.serial, loaded, self._proof)
+
+    def _tell_loaded(self, serial: int, loaded: LoadedTokenizer, proof: Proof | None) -> None:
+        if loaded.unproved is None:
+            if loaded.warning:
+                self._log.warning("tokenizer_engine", message=loaded.warning)
+            self._log.info(
+                "tokenizer_proved",
+                path=loaded.source,
+                engine=loaded.engine,
+                bounded=loaded.may_bound,
+                problem=loaded.cuts.head or loaded.cuts.pieces or None,
+            )
+        kept = None if proof is None else asdict(proof)
+        told = Loaded("loaded", loaded.engine, loaded.vocab_size, proof=kept)
+        self._tell(self._report.with_copy(serial, told))
 
     def _try(self, copy: Copy) -> tuple[LoadedTokenizer | None, str]:
         end = self._clock() + LIMIT_S
@@ -165,6 +203,7 @@ class TokenizerCopies:
             return
         for serial in gone:
             self._copies.pop(serial, None)
+        self._open_proofs.keep_only(set(self._copies))
         kept = {serial: loaded for serial, loaded in self._report.copies.items() if serial in wanted}
         self._tell(replace(self._report, copies=kept, in_force=self._report.in_force & wanted.keys()))
 

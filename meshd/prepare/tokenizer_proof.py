@@ -6,7 +6,7 @@ They run together in one child that is thrown away (``engine_proof``); what they
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -15,7 +15,7 @@ import tokenizers
 
 from meshd.prepare.cut_proof import Cuts, both, judge_added_tokens, prove_cuts, spanning_texts
 from meshd.prepare.engine_proof import PROOF_SEED, Encode, ProofBroken, answers_of_child, find_difference
-from meshd.prepare.proof_record import Proof, Proofs, proof_key
+from meshd.prepare.proof_record import Proofs, proof_key
 from meshd.prepare.proof_text import proof_texts
 
 REFERENCE: Final = "tokenizers"
@@ -30,25 +30,17 @@ class Found(NamedTuple):
     is_final: bool = True
 
 
-def find_or_prove(
-    file: Path, reference: tokenizers.Tokenizer, fast: Encode | None, proofs: Proofs
-) -> tuple[str, Cuts]:
-    """Return what ``prove`` finds, or once found, about the tokenizer in ``file``."""
-    key = proof_key(file, (REFERENCE,) if fast is None else (REFERENCE, FAST))
-    known = proofs.find(key)
-    if known is not None:
-        return known.difference, Cuts(known.head, known.pieces)
-    difference, cuts, is_final = prove(reference, fast)
-    if is_final:
-        proofs.keep(Proof(key, difference, cuts.head, cuts.pieces))
-    return difference, cuts
+class Unproved(NamedTuple):
+    """A tokenizer whose proof, named ``key``, is still to be run. ``fast``: ``None`` if there is none."""
 
+    key: str
+    reference: tokenizers.Tokenizer
+    fast: Encode | None
 
-def prove(reference: tokenizers.Tokenizer, fast: Encode | None) -> Found:
-    """Run the proofs; texts are cut by the engine that will be used."""
-    encode = encode_with(reference)
-
-    def work() -> tuple[str, str, str]:
+    def work(self) -> tuple[str, str, str]:
+        """Run the proofs, in a child alone; texts are cut by the engine that will be used."""
+        reference, fast = self.reference, self.fast
+        encode = encode_with(reference)
         texts = list(texts_for(reference))
         difference = find_difference(encode, fast, texts) if fast is not None else ""
         used = encode if fast is None or difference else fast
@@ -57,17 +49,35 @@ def prove(reference: tokenizers.Tokenizer, fast: Encode | None) -> Found:
         cuts = prove_cuts(used, chain(texts, spanning_texts(entries)))
         return difference, cuts.head, cuts.pieces
 
+    def found(self, answers: Sequence[str]) -> Found:
+        """Return what the child's answers mean."""
+        difference, head, pieces = answers
+        added = self.reference.get_added_tokens_decoder().values()
+        normalizer = self.reference.normalizer
+        judged = judge_added_tokens(added, str if normalizer is None else normalizer.normalize_str)
+        return Found(difference, both(judged, Cuts(head, pieces)))
+
+    def without_fast(self) -> Unproved:
+        """Return what is left to prove when the child with the fast engine came to no end."""
+        return self._replace(fast=None)
+
+
+def find(file: Path, fast: Encode | None, proofs: Proofs) -> tuple[str, Found | None]:
+    """Return the key of a tokenizer's proof, and what it found if it was run before."""
+    key = proof_key(file, (REFERENCE,) if fast is None else (REFERENCE, FAST))
+    known = proofs.find(key)
+    return key, None if known is None else Found(known.difference, Cuts(known.head, known.pieces))
+
+
+def prove(unproved: Unproved) -> Found:
+    """Run the proofs and wait for them."""
     try:
-        difference, head, pieces = answers_of_child(work)
+        return unproved.found(answers_of_child(unproved.work))
     except ProofBroken as error:
         reason = str(error)
-        if fast is None:
+        if unproved.fast is None:
             return Found("", Cuts(reason, reason), is_final=False)
-        return Found(reason, prove(reference, None).cuts, is_final=False)
-    added = reference.get_added_tokens_decoder().values()
-    normalizer = reference.normalizer
-    judged = judge_added_tokens(added, str if normalizer is None else normalizer.normalize_str)
-    return Found(difference, both(judged, Cuts(head, pieces)))
+        return Found(reason, prove(unproved.without_fast()).cuts, is_final=False)
 
 
 def texts_for(reference: tokenizers.Tokenizer) -> Iterator[str]:

@@ -118,15 +118,21 @@ class Leader:
                 return
             self._group.adopt()
         self._group.renew()
-        self._group.run(self._follow)
+        try:
+            self._group.run(self._follow)
+        finally:
+            self._copies.close()
 
     def _follow(self) -> None:
         """Do what the board of tokenizers says, with the workers looked after meanwhile."""
-        if self._copies.is_behind and not self._group.is_over:
+        if self._group.is_over:
+            return
+        has_changed = self._copies.take_proofs()
+        if self._copies.is_behind:
             with self._looking_after_workers():
-                has_changed = self._copies.follow()
-            if has_changed:
-                self._group.renew()
+                has_changed |= self._copies.follow()
+        if has_changed:
+            self._group.renew()
 
     def _make_copies(self) -> TokenizerCopies:
         # What belongs to every worker, imported before the first fork: it is shared, and a fork is quick.
@@ -144,6 +150,7 @@ class Leader:
             self._log,
             must=DEFAULT_NAME if self._settings.tokenizer_path else "",
             on_freed=_trim_heap,
+            runs_proofs=self._manifest.index == 0,
         )
 
     def _load(self, copy: Copy, timeout_s: float) -> LoadedTokenizer:
@@ -154,7 +161,9 @@ class Leader:
         try:
             path = find_source(copy.source, timeout_s)
             template = self._settings.chat_template or copy.chat_template_path
-            return load_tokenizer(path, self._settings.tokenizer_engine, template or None, self._copies)
+            return load_tokenizer(
+                path, self._settings.tokenizer_engine, template or None, self._copies, may_defer=True
+            )
         except (SourceNotFound, _LoadTookTooLong) as error:
             raise LoadFailed(str(error)) from error
         finally:

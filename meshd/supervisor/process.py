@@ -301,7 +301,8 @@ class Supervisor:
         children, board = self._children, self._board
         match act:
             case Act.ANNOUNCE:
-                children.send({"t": "linger"}, Role.IO)  # first: no answer may call the node draining and stay
+                # First: no answer may call the node draining and leave its connection open.
+                children.send({"t": "linger"}, Role.IO)
                 board.is_draining = 1
                 self._row.state = State.DRAINING
                 self._notifier.stopping("draining")

@@ -228,6 +228,25 @@ def test_there_are_256_names_at_most(board: TokenizerBoard, leaders: Leaders) ->
     assert isinstance(keeper.add(M1_NEW, replaces=True), Entry)
 
 
+def test_the_engine_in_use_is_what_all_leaders_report_once_its_proof_has_ended(
+    board: TokenizerBoard, leaders: Leaders
+) -> None:
+    keeper = make(board, leaders)
+    keeper.add(M1)
+    serial = wanted(board).last_serial
+    for leader in (0, 1):
+        leaders.say(leader, serial, "loaded", engine="tokenizers", vocab_size=300)
+        leaders.force(leader, serial)
+    keeper.poll()
+    keeper.poll()
+    for leader, engine in ((0, "tokenizers"), (1, "fastokens")):
+        leaders.say(leader, serial, "loaded", engine="fastokens", vocab_size=300)
+        keeper.poll()
+        entry = keeper.named("m1")
+        assert entry is not None
+        assert (entry.status, keeper.engine_of(entry)) == ("completed", engine)
+
+
 def test_an_engine_that_was_turned_off_is_not_the_one_in_use(board: TokenizerBoard, leaders: Leaders) -> None:
     keeper = make(board, leaders)
     keeper.add(M1)

@@ -70,7 +70,7 @@ def at_rest(node: Node) -> None:
 
 
 def rows(node: Node, role: Role) -> list[BoardRow]:
-    return [row for row in node.board().rows() if row.role is role]
+    return [row for row in node.board().rows() if row.role is role and row.is_alive]
 
 
 def kill_and_wait(row: BoardRow) -> None:

@@ -282,3 +282,20 @@ def test_a_node_without_a_default_is_ready_when_a_label_has_brought_a_tokenizer(
         assert (status, told["error"]["code"]) == (503, "tokenizer_unavailable")
         assert [value for _, value in tokenizer_info(node)] == [1.0]
         assert len([line for line in node.lines if line.get("event") == "tokenizer_not_here"]) == 1
+
+
+def test_a_node_serves_before_its_tokenizer_is_proved_and_with_the_fast_engine_after() -> None:
+    with running("--demo", "1", "--tokenizer-engine", "auto", is_settled=False) as node:
+        engines: list[str] = []
+
+        def is_proved() -> bool:
+            status, found = call(node, "GET", "/v1/tokenizers/default")
+            assert status == 200
+            engines.append(found["engine"])
+            assert call(node, "POST", "/v1/tokenize", {"prompt": TEXT})[0] == 200
+            return engines[-1] == "fastokens"
+
+        wait_until(is_proved, "the proof did not end", 90.0)
+        assert engines[0] == "tokenizers"
+        proved = [line for line in node.lines if line["event"] == "tokenizer_proved"]
+        assert [(line["engine"], line["bounded"]) for line in proved] == [("fastokens", True)]

@@ -34,9 +34,12 @@ HELD = (
 
 
 class Node:
-    """One running ``meshd launch``; ports are chosen by the system and read from its ready line."""
+    """One running ``meshd launch``; ports are chosen by the system and read from its ready line.
 
-    def __init__(self, *flags: str, env: dict[str, str] | None = None) -> None:
+    ``is_settled``: wait until the proof of its tokenizers has ended too: after it no worker is renewed.
+    """
+
+    def __init__(self, *flags: str, env: dict[str, str] | None = None, is_settled: bool = True) -> None:
         command = [
             sys.executable, "-m", "meshd", "launch",
             "--host", "127.0.0.1", "--port", "0", "--prometheus-host", "127.0.0.1", "--prometheus-port", "0",
@@ -63,6 +66,8 @@ class Node:
             raise AssertionError("meshd did not become ready:\n" + "\n".join(self.raw_lines))
         self.url, self.metrics_url = ready["url"], ready["metrics"]
         self.host, self.port = "127.0.0.1", int(urlsplit(self.url).port or 0)
+        if is_settled and any(line.get("event") == "tokenizer_loaded" for line in list(self.lines)):
+            self.wait_until_proved()
 
     def _read(self) -> None:
         assert self.process.stderr is not None
@@ -77,6 +82,18 @@ class Node:
             if line.get("event") == "ready":
                 self._ready.put(line)
         self._ready.put(None)
+
+    def wait_until_proved(self, timeout: float = 90.0) -> None:
+        """Wait until the proof of a tokenizer has ended and all workers have what it allows."""
+
+        def is_in_force() -> bool:
+            events = [line.get("event") for line in self.lines]
+            return (
+                "tokenizer_proved" in events
+                and "tokenizers_in_force" in events[events.index("tokenizer_proved") :]
+            )
+
+        wait_until(is_in_force, "the proof of the tokenizer did not end", timeout)
 
     # ------------------------------------------------------------------------------------- observing
 
@@ -221,11 +238,14 @@ class Backend:
 
 @contextlib.contextmanager
 def running(
-    *flags: str, backends: Sequence[Backend] = (), env: dict[str, str] | None = None
+    *flags: str,
+    backends: Sequence[Backend] = (),
+    env: dict[str, str] | None = None,
+    is_settled: bool = True,
 ) -> Iterator[Node]:
     """Run a node in front of ``backends`` until the block ends."""
     urls = ["--worker-urls", *(backend.url for backend in backends)] if backends else []
-    node = Node(*flags, *urls, env=env)
+    node = Node(*flags, *urls, env=env, is_settled=is_settled)
     try:
         yield node
     finally:

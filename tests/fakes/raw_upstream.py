@@ -32,9 +32,10 @@ class RawUpstream:
     """Answers GET with 404, so that probes and discovery learn nothing, and every POST with ``reply``.
 
     After ``reply`` comes ``trickle`` each 5 ms for as long as there is a connection; without a trickle there
-    is silence. ``keeps_alive``: keep the connection for the next request instead, for ``idle_secs`` at the most.
-    Without ``takes_bodies`` it stops reading after a head. ``connections`` counts all there were. ``requests`` has each POST once its body is complete (or will not be read),
-    ``ends`` each POST whose connection ended.
+    is silence. ``keeps_alive``: keep the connection for the next request instead, for ``idle_secs`` at most.
+    Without ``takes_bodies`` it stops reading after a head. ``connections`` counts all there were.
+    ``requests`` has each POST once its body is complete (or will not be read), ``ends`` each POST whose
+    connection ended.
     """
 
     def __init__(

@@ -24,7 +24,7 @@ def text_of_proof(reference: Tokenizer) -> Iterator[str]:
 
 def verdict(make: Make, monkeypatch: pytest.MonkeyPatch) -> Cuts:
     monkeypatch.setattr(tokenizer_proof, "texts_for", text_of_proof)
-    return tokenizer_proof.prove(make(), None).cuts
+    return tokenizer_proof.prove(tokenizer_proof.Unproved("key", make(), None)).cuts
 
 
 RIGHT: dict[str, Make] = {

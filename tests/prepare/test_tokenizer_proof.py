@@ -9,8 +9,8 @@ from tokenizers import Tokenizer
 import meshd
 from meshd.prepare import tokenizer_proof
 from meshd.prepare.cut_proof import Cuts
-from meshd.prepare.proof_record import NoProofs, Proof
-from meshd.prepare.tokenizer_proof import encode_with, find_or_prove, prove, texts_for
+from meshd.prepare.proof_record import Proof
+from meshd.prepare.tokenizer_proof import Unproved, encode_with, find, prove, texts_for
 
 FILE = Path(meshd.__file__).parent / "backend" / "tokenizer" / "tokenizer.json"
 
@@ -45,35 +45,32 @@ def test_texts_are_cut_by_the_engine_that_will_be_used(reference):
     def joiner_differs(text: str) -> list[int]:
         return [*heads_differ(text), 0] if "\u200d" in text else heads_differ(text)
 
-    assert prove(reference, encode) == ("", Cuts("", ""), True)
-    difference, cuts, _ = prove(reference, heads_differ)
+    assert prove(Unproved("k", reference, encode)) == ("", Cuts("", ""), True)
+    difference, cuts, _ = prove(Unproved("k", reference, heads_differ))
     assert (difference, bool(cuts.head)) == ("", True)
-    difference, cuts, _ = prove(reference, joiner_differs)
+    difference, cuts, _ = prove(Unproved("k", reference, joiner_differs))
     assert (bool(difference), cuts) == (True, Cuts("", "")), "the reference will be used"
 
 
-def test_a_proof_is_run_once_for_the_same_file_and_engines(reference, monkeypatch):
+def test_a_proof_that_was_run_is_found_for_the_same_file_and_engines(reference):
     remembered = Remembered()
-    found = [find_or_prove(FILE, reference, encode_with(reference), remembered)]
-    monkeypatch.setattr(tokenizer_proof, "prove", None)
-    found.append(find_or_prove(FILE, reference, encode_with(reference), remembered))
-    assert found == [("", Cuts("", ""))] * 2
-    with pytest.raises(TypeError):
-        find_or_prove(FILE, reference, None, remembered)
+    key, found = find(FILE, encode_with(reference), remembered)
+    assert found is None
+    remembered.keep(Proof(key, "", "", "a reason"))
+    assert find(FILE, encode_with(reference), remembered) == (key, ("", Cuts("", "a reason"), True))
+    assert find(FILE, None, remembered)[1] is None
 
 
-def test_a_proof_that_came_to_no_end_is_not_remembered(reference):
-    remembered = Remembered()
-    difference, cuts = find_or_prove(FILE, reference, dies, remembered)
+def test_a_proof_that_came_to_no_end_is_not_final(reference):
+    difference, cuts, is_final = prove(Unproved("k", reference, dies))
     assert "died" in difference
     assert cuts == Cuts("", ""), "the reference was asked in a child of its own"
-    assert remembered.proofs == {}
+    assert not is_final
 
 
 def test_added_tokens_count_beside_what_was_tried(reference):
     reference.add_tokens(["foo bar"])
-    _, cuts = find_or_prove(FILE, reference, None, NoProofs())
-    assert "foo bar" in cuts.head
+    assert "foo bar" in prove(Unproved("k", reference, None)).cuts.head
 
 
 def test_texts_have_every_added_token():

@@ -1,0 +1,120 @@
+"""Proofs in the background: one at a time, found by others, and never in the way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from meshd.prepare import open_proofs
+from meshd.prepare.cut_proof import Cuts
+from meshd.prepare.engine_proof import ProofBroken
+from meshd.prepare.open_proofs import OpenProofs
+from meshd.prepare.proof_record import Proof
+from meshd.prepare.tokenizer_proof import Found, Unproved
+
+
+class Child:
+    def __init__(self) -> None:
+        self.answer: list[str] | ProofBroken | None = None
+        self.is_closed = False
+
+    def answers(self) -> list[str] | None:
+        if isinstance(self.answer, ProofBroken):
+            raise self.answer
+        return self.answer
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+class Leader:
+    def __init__(self, runs: bool = True) -> None:
+        self.reported: dict[str, Proof] = {}
+        self.children: list[Child] = []
+        self.now_s = 0.0
+        self.proofs = OpenProofs(runs, self.reported.get, self._start, lambda: self.now_s)
+
+    def _start(self, work: Callable[[], Sequence[str]]) -> Child:
+        self.children.append(Child())
+        return self.children[-1]
+
+    def ended(self) -> list[tuple[int, Found, Proof | None]]:
+        self.now_s += open_proofs.LOOK_S
+        return self.proofs.ended()
+
+
+def _unproved(key: str, fast: Any = list) -> Unproved:
+    class Reference:
+        normalizer = None
+
+        def get_added_tokens_decoder(self) -> dict[int, Any]:
+            return {}
+
+    return Unproved(key, Reference(), fast)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def leader() -> Leader:
+    return Leader()
+
+
+def test_proofs_run_one_after_the_other(leader: Leader) -> None:
+    leader.proofs.add(1, _unproved("a"))
+    leader.proofs.add(2, _unproved("b"))
+    assert leader.ended() == [] and len(leader.children) == 1
+    leader.children[0].answer = ["", "", "a reason"]
+    assert leader.ended() == [(1, Found("", Cuts("", "a reason")), Proof("a", "", "", "a reason"))]
+    assert leader.children[0].is_closed and len(leader.children) == 2
+    leader.children[1].answer = ["it differs", "", ""]
+    assert leader.ended() == [(2, Found("it differs", Cuts("", "")), Proof("b", "it differs", "", ""))]
+    assert leader.ended() == []
+
+
+def test_a_leader_that_runs_none_takes_what_another_reports() -> None:
+    leader = Leader(runs=False)
+    leader.proofs.add(1, _unproved("a"))
+    assert leader.ended() == [] and leader.children == []
+    leader.reported["a"] = Proof("a", "", "", "")
+    assert leader.ended() == [(1, Found("", Cuts("", "")), leader.reported["a"])]
+    assert leader.ended() == []
+
+
+def test_a_report_that_comes_first_ends_the_own_child(leader: Leader) -> None:
+    leader.proofs.add(1, _unproved("a"))
+    leader.ended()
+    leader.reported["a"] = Proof("a", "", "", "")
+    assert len(leader.ended()) == 1
+    assert leader.children[0].is_closed
+
+
+def test_an_engine_that_kills_its_proof_is_left_out_and_the_rest_proved(leader: Leader) -> None:
+    leader.proofs.add(1, _unproved("a"))
+    leader.ended()
+    leader.children[0].answer = ProofBroken("it died")
+    assert leader.ended() == []
+    leader.children[1].answer = ["", "", ""]
+    assert leader.ended() == [(1, Found("it died", Cuts("", ""), False), None)]
+
+
+def test_a_reference_that_cannot_be_proved_is_used_whole(leader: Leader) -> None:
+    leader.proofs.add(1, _unproved("a", fast=None))
+    leader.ended()
+    leader.children[0].answer = ProofBroken("it died")
+    assert leader.ended() == [(1, Found("", Cuts("it died", "it died"), False), None)]
+
+
+def test_a_copy_that_is_not_wanted_any_more_ends_its_proof(leader: Leader) -> None:
+    leader.proofs.add(1, _unproved("a"))
+    leader.ended()
+    leader.proofs.keep_only({2})
+    assert leader.children[0].is_closed
+    assert leader.ended() == []
+
+
+def test_closing_ends_the_child_that_runs(leader: Leader) -> None:
+    leader.proofs.add(1, _unproved("a"))
+    leader.ended()
+    leader.proofs.close()
+    assert leader.children[0].is_closed
