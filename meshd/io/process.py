@@ -9,59 +9,40 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
-import random
 import resource
 import sys
 import time
 from collections.abc import Sequence
-from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import uvloop
 
-from meshd import __version__
-from meshd.admission.gate import Gate, GateLimits
-from meshd.api.endpoints import EndpointRegistry
 from meshd.config import Settings
-from meshd.control import BoardRow, ChildLink, Manifest, ProcessBoard, Topology, start_child
-from meshd.director import Director
+from meshd.control import BoardRow, ChildLink, Manifest, ProcessBoard, start_child
 from meshd.errors import StartupError
-from meshd.io.account import Ledger
-from meshd.io.cors import Cors
+from meshd.io.assembly import (
+    open_conditions,
+    open_director,
+    open_placer,
+    open_pool,
+    open_prefix_index,
+    open_prepare,
+    open_services,
+    open_slab,
+    upstream_tls,
+)
 from meshd.io.departure import Departure
 from meshd.io.downstream import DownstreamConnection
-from meshd.io.headers import HttpDate, RequestIds
+from meshd.io.gauges import Gauges
 from meshd.io.listener import Listener
-from meshd.io.measure import IoMetrics, PrepareCounters
-from meshd.io.pool import Address, UpstreamPool
 from meshd.io.registry_watch import RegistryWatch
-from meshd.io.route_headers import RouteHeaders
-from meshd.io.routes import Routes
 from meshd.io.server import Server
-from meshd.io.services import Services
 from meshd.io.tls_downstream import TlsDownstreamConnection
 from meshd.io.tls_greeter import TlsGreeter
 from meshd.io.tls_transport import map_buffers_singly
 from meshd.io.tracing import Tracing
 from meshd.log import Log
-from meshd.memory import Segment
-from meshd.metrics.catalog import build_catalog
-from meshd.metrics.cells import MetricRow
-from meshd.metrics.job_balance import JobBalance
-from meshd.prepare.client import PrepareClient
-from meshd.prepare.layout import RINGS_KIND, RINGS_VERSION
-from meshd.prepare.tokenizer_board import TokenizerBoard
-from meshd.routing.conditions import Conditions
-from meshd.routing.load import LoadTable
-from meshd.routing.placement import Placer
-from meshd.routing.policies.table import PolicyParts, policy_table
-from meshd.routing.prefix_index import PrefixIndex
-from meshd.routing.registry import RegistryBoard
-from meshd.routing.retry_budget import RetryBudget
-from meshd.routing.retry_rules import RetryRules
-from meshd.routing.sessions import SessionTable
-from meshd.slab import SLAB_KIND, BodySlab
-from meshd.tls import TlsContext, client_context, server_context
+from meshd.tls import TlsContext, server_context
 
 if TYPE_CHECKING:
     from meshd.io.span_export import SpanExporter
@@ -69,7 +50,6 @@ if TYPE_CHECKING:
 GC_ALLOCATIONS: Final = 50_000
 SEAT_SECS: Final = 10.0
 TIMER_SECS: Final = 0.1  # how often timers are looked at
-AGES_SECS: Final = 1.0  # how often the ages of running requests are counted
 PREPARE_CHECK_SECS: Final = 0.05  # backstop of the prepare rings
 
 
@@ -78,158 +58,35 @@ class IoProcess:
 
     def __init__(self, manifest: Manifest, loop: asyncio.AbstractEventLoop) -> None:
         settings = Settings.from_dict(manifest.settings)
-        topology, fds = manifest.topology, manifest.fds
+        fds = manifest.fds
         self._loop = loop
         self._manifest = manifest
         self.log = Log(f"io{manifest.index}", settings.log_level, settings.json_log, log_dir=settings.log_dir)
         self.board = ProcessBoard.attach(fds["board"])
         self.row = self.board.row(manifest.seat)
         self.link = ChildLink.open(manifest, self.board)
-        catalog = build_catalog(settings.prometheus_duration_buckets)
-        metrics = Segment.attach(fds["metrics"], "metrics")
-        cells = MetricRow(metrics, manifest.seat, catalog)
-        self.metrics = IoMetrics(cells)
-        self._slab = slab = BodySlab(
-            Segment.attach(fds[f"slab{manifest.index}"], SLAB_KIND), topology.view_bytes
-        )
-        self.prepare = PrepareClient(
-            topology,
-            manifest.index,
-            Segment.attach(fds["rings"], RINGS_KIND, RINGS_VERSION),
-            self.board,
-            slab,
-            [fds[f"bell_prepare{seat}"] for seat in range(topology.prepare_seats)],
-            PrepareCounters(cells),
-            settings,
-            time.monotonic_ns,
-            JobBalance(metrics, catalog).open_jobs(manifest.seat),
-        )
+        self._slab = open_slab(manifest)
+        self.prepare, self.metrics = open_prepare(manifest, settings, self.board, self._slab)
         self._bell = fds[f"bell_io{manifest.index}"]
-        registry = RegistryBoard(Segment.attach(fds["registry"], "registry"))
-        loads = LoadTable(
-            Segment.attach(fds["load"], "load"), manifest.index, topology.io_seats, topology.max_upstreams
-        )
-        conditions = Conditions(
-            Segment.attach(fds["conditions"], "conditions"),
-            manifest.index,
-            topology.io_seats,
-            topology.max_upstreams,
-            owner=os.getpid(),
-        )
-        self._index = PrefixIndex(
-            Segment.attach(fds["prefix_index"], "prefix_index"),
-            manifest.index,
-            topology.io_seats,
-            topology.prefix_index_bytes,
-        )
-        placer = Placer(
-            registry,
-            loads,
-            policy_table(
-                PolicyParts(
-                    random.Random(),
-                    manifest.index,
-                    self._index,
-                    SessionTable(Segment.attach(fds["sessions"], "sessions")),
-                    settings.prefix_hash_load_factor,
-                    settings.cache_threshold,
-                    settings.balance_abs_threshold,
-                    settings.balance_rel_threshold,
-                )
-            ),
-            settings.policy,
-            self.metrics,
-            conditions=conditions,
-        )
+        conditions = open_conditions(manifest)
+        index = open_prefix_index(manifest)
+        placer = open_placer(manifest, settings, index, conditions, self.metrics)
         _await_seat(self.row)
-        queue_timeout_ns = int(settings.queue_timeout_secs * 1e9)
-        bells = [fds[f"bell_io{seat}"] for seat in range(topology.io_seats)]
-        gate = Gate(
-            Segment.attach(fds["gate"], "gate"),
-            manifest.index,
-            topology.io_seats,
-            os.getpid(),
-            GateLimits(
-                max_concurrent=settings.max_concurrent_requests,
-                queue_size=settings.queue_size,
-                queue_timeout_ns=queue_timeout_ns,
-                body_memory_bytes=topology.body_memory_bytes,
-            ),
-            time.monotonic_ns,
-            wake=lambda row: os.eventfd_write(bells[row], 1),
+        director = open_director(
+            loop, manifest, settings, self.board, self._slab, self.prepare, placer, conditions
         )
-        self._upstream_tls = TlsContext(
-            lambda: client_context(
-                settings.ca_cert_paths, settings.client_cert_path, settings.client_key_path
-            )
-        )
-        self.pool = UpstreamPool(
-            loop,
-            tls=self._upstream_tls.get,
-            idle_timeout_s=settings.upstream_keepalive_timeout_secs,
-            connect_timeout_s=settings.upstream_connect_timeout_secs,
-            on_count=self.metrics.upstream_connections.add,
-        )
-        director = Director(
-            loop,
-            gate,
-            slab,
-            self.prepare,
-            placer,
-            self.board,
-            topology,
-            queue_timeout_ns,
-            has_tokenizer=TokenizerBoard.attach(fds["tokenizers"]).has_tokenizer,
-            conditions=conditions,
-            budget=RetryBudget(
-                Segment.attach(fds["retries"], "retries"),
-                manifest.index,
-                topology.io_seats,
-                settings.retry_budget_ratio,
-                settings.retry_budget_min,
-            ),
-            retry_rules=RetryRules(
-                1 if settings.disable_retries else settings.retry_max_retries,
-                settings.retry_initial_backoff_ms / 1e3,
-                settings.retry_max_backoff_ms / 1e3,
-                settings.retry_backoff_multiplier,
-                settings.retry_jitter_factor,
-                settings.retry_on_500,
-            ),
-        )
+        self._upstream_tls = upstream_tls(settings)
+        self.pool = open_pool(loop, settings, self._upstream_tls, self.metrics)
         self._spans: SpanExporter | None = None
         tracing: Tracing | None = None
         if settings.enable_trace:
             self._spans = open_spans(settings.otlp_traces_endpoint, f"io{manifest.index}.{os.getpid()}")
             tracing = Tracing(self._spans, time.monotonic, is_tls=bool(settings.tls_cert_path))
-        self._span_drops = 0
-        self._span_trouble = ""
-        self.services = Services(
-            loop=loop,
-            settings=settings,
-            log=self.log,
-            metrics=self.metrics,
-            director=director,
-            pool=self.pool,
-            routes=Routes(
-                director.health_facts,
-                lambda: placer.registry,
-                partial(server_info, settings, topology, self.board),
-                settings.open_admin,
-            ),
-            endpoints=EndpointRegistry(settings.passthrough_paths),
-            cors=Cors(settings.cors_allowed_origins) if settings.cors_allowed_origins else None,
-            request_ids=RequestIds(settings.request_id_headers),
-            date=HttpDate(time.time),
-            controller=Address("controller", unix_path=topology.controller_socket),
-            max_body_bytes=min(settings.max_payload_size, topology.body_memory_bytes),
-            io_process=manifest.index,
-            # uvloop's own clock stands still within a turn and counts whole milliseconds
-            clock=time.monotonic,
-            ledger=Ledger(self.metrics, self.log, manifest.index, tracing),
-            tracing=tracing,
-            route_headers=RouteHeaders(settings) if settings.route_headers else None,
-        )
+        self.services = open_services(
+            loop, manifest, settings, self.log, self.board, self.metrics, director, placer, self.pool,
+            tracing, time.monotonic,  # uvloop's own clock stands still in a turn, and counts milliseconds
+        )  # fmt: skip
+        self._gauges = Gauges(self.services, index, self._spans)
         self._registry_watch = RegistryWatch(
             lambda: placer.registry, self.pool.close_idle, lambda: self.services.exchanges
         )
@@ -257,10 +114,7 @@ class IoProcess:
             lambda: self._handshakes, lambda: self._end(0),
         )  # fmt: skip
         self._ended: asyncio.Future[int] = loop.create_future()
-        self._log_drops = 0
-        self._evictions = 0
         self._due = time.monotonic()
-        self._ages_due = 0.0
 
     async def run(self) -> int:
         """Serve until told to end; return the exit code."""
@@ -329,42 +183,13 @@ class IoProcess:
         self.services.is_draining = self.server.is_draining = is_leaving
         self.server.check_timers(now)
         self._listener.check()
-        self._set_gauges(now)
         self.pool.sweep()
         self.services.ledger.settle()
-        if self._index.evictions != self._evictions:
-            self.metrics.index_evictions.inc(self._index.evictions - self._evictions)
-            self._evictions = self._index.evictions
-        self.metrics.flush()
-        if self._spans is not None:
-            self._watch_spans(self._spans)
         if self.log.waiting:
             self.log.flush()
-        if self.log.dropped > self._log_drops:
-            self.metrics.log_drops.inc(self.log.dropped - self._log_drops)
-            self._log_drops = self.log.dropped
+        self._gauges.look(now)
+        self.metrics.flush()
         self._loop.call_later(TIMER_SECS, self._tick)
-
-    def _set_gauges(self, now: float) -> None:
-        director, metrics = self.services.director, self.metrics
-        metrics.tickets_held.set(director.held_tickets)
-        metrics.requests_waiting.set(director.waiting_requests)
-        metrics.body_reserved.set(director.reserved_bytes)
-        if now >= self._ages_due:
-            self._ages_due = now + AGES_SECS
-            exchanges = self.services.exchanges
-            metrics.requests_in_flight([now - exchange.record.started_at for exchange in exchanges])
-
-    def _watch_spans(self, spans: SpanExporter) -> None:
-        if spans.dropped > self._span_drops:
-            self.metrics.trace_drops.inc(spans.dropped - self._span_drops)
-            self._span_drops = spans.dropped
-        if bool(spans.trouble) != bool(self._span_trouble):
-            if spans.trouble:
-                self.log.warning("spans_not_taken", cause=spans.trouble)
-            else:
-                self.log.info("spans_taken_again")
-            self._span_trouble = spans.trouble
 
     def _link_spoke(self) -> None:
         for message in self.link.recv():
@@ -403,19 +228,6 @@ def open_spans(endpoint: str, process: str) -> SpanExporter:
     spans = open_exporter(endpoint, process)
     spans.start()
     return spans
-
-
-def server_info(settings: Settings, topology: Topology, board: ProcessBoard) -> dict[str, Any]:
-    """Return what ``/get_server_info`` tells besides the number of upstreams."""
-    return {
-        "version": __version__,
-        "uptime_secs": round((time.monotonic_ns() - board.started_ns) / 1e9, 3),
-        "policy": settings.policy,
-        "topology": "regular",
-        "io_processes": topology.io_processes,
-        "prepare_workers": topology.prepare_workers,
-        "prepare_groups": len(topology.groups),
-    }
 
 
 def _raise_descriptor_limit() -> int:
