@@ -53,7 +53,7 @@ def retry_after_s(value: bytes | None, wall_clock: Callable[[], float]) -> float
         return min(float(text), MAX_COOLDOWN_S)
     try:
         date = parsedate_to_datetime(text.decode("ascii"))
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, OverflowError):  # the last: a year or an hour of twenty digits
         return None
     if date.tzinfo is None:  # the two old forms of a date name no zone
         date = date.replace(tzinfo=UTC)

@@ -54,6 +54,8 @@ def test_jitter_is_a_share_of_the_delay_either_way() -> None:
         (b"soon", None),
         (b"\xff", None),
         (b"Sun, 99 Nov 1994 08:49:47 GMT", None),
+        (b"Sun, 06 Nov 99999999999 08:49:47 GMT", None),
+        (b"06 Nov 99999999999999999999 00:00:00099999999999999999999", None),
     ],
 )
 def test_advice_of_an_upstream_is_seconds_or_a_date_or_absent(
