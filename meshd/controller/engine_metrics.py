@@ -9,7 +9,7 @@ whole, with a comment; so is a family that two servers declare differently.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -51,19 +51,26 @@ class _Text:
     samples: list[tuple[str, str, str]] = field(default_factory=list)
 
 
-def merge(texts: Mapping[str, bytes], failures: Mapping[str, str]) -> tuple[bytes, int]:
-    """Return the merged text and how many of ``texts``, by URL, are in it; ``failures`` become comments."""
+def merge(texts: MutableMapping[str, bytes], failures: Mapping[str, str]) -> tuple[bytes, int]:
+    """Return the merged text and how many of ``texts``, by URL, are in it; ``failures`` become comments.
+
+    ``texts`` is empty in the end: what has been read is let go of, for its parts take several times as much.
+    """
     left_out = dict(failures)
     read: dict[str, _Text] = {}
-    for url, text in texts.items():
+    for url in list(texts):
         try:
-            read[url] = _read(text)
+            read[url] = _read(texts.pop(url))
         except NotMetrics as fault:
             left_out[url] = str(fault)
-    comments = [f"# left out: worker {url}: {_one_line(reason)}" for url, reason in left_out.items()]
+    count = len(read)
+    merged = bytearray()
+    for url, reason in left_out.items():
+        merged += f"# left out: worker {url}: {_one_line(reason)}\n".encode()
     families = _families(read)
-    lines = [*comments, *_lines(families)]
-    return "".join(f"{line}\n" for line in lines).encode(), len(read)
+    for name in list(families):
+        merged += "".join(f"{line}\n" for line in _lines(name, families.pop(name))).encode()
+    return bytes(merged), count
 
 
 def _read(text: bytes) -> _Text:
@@ -96,7 +103,8 @@ def _read_metadata(line: str, found: _Text) -> None:
         found.kinds.setdefault(name, rest if rest in _KINDS else _UNTYPED)
 
 
-def _families(texts: Mapping[str, _Text]) -> dict[str, _Family]:
+def _families(texts: dict[str, _Text]) -> dict[str, _Family]:
+    """Gather the samples of all by family; ``texts`` is empty in the end."""
     families: dict[str, _Family] = {}
     for text in texts.values():
         for name, help_text in text.helps.items():
@@ -110,9 +118,9 @@ def _families(texts: Mapping[str, _Text]) -> dict[str, _Family]:
         for kind in family.kinds
         for suffix in _SUFFIXES.get(kind, ())
     }
-    for url, text in texts.items():
+    for url in list(texts):
         address = f'worker_addr="{url}"'
-        for name, labels, value in text.samples:
+        for name, labels, value in texts.pop(url).samples:
             family = bases.get(name) or families.setdefault(name, _Family())
             if "worker_addr" in labels:
                 labels = ",".join(_renamed(label) for label in _LABELS.findall(labels))
@@ -121,14 +129,13 @@ def _families(texts: Mapping[str, _Text]) -> dict[str, _Family]:
     return families
 
 
-def _lines(families: Mapping[str, _Family]) -> Iterator[str]:
-    for name, family in families.items():
-        if len(family.kinds) > 1:
-            yield f"# left out: family {name}: its types disagree: {', '.join(sorted(family.kinds))}"
-        elif family.series:
-            yield from _metadata(name, family)
-            for series, value in family.series.items():
-                yield f"{series} {value}"
+def _lines(name: str, family: _Family) -> Iterator[str]:
+    if len(family.kinds) > 1:
+        yield f"# left out: family {name}: its types disagree: {', '.join(sorted(family.kinds))}"
+    elif family.series:
+        yield from _metadata(name, family)
+        for series, value in family.series.items():
+            yield f"{series} {value}"
 
 
 def _metadata(name: str, family: _Family) -> Iterable[str]:

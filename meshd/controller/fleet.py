@@ -16,7 +16,7 @@ import orjson
 from meshd.controller.admin import AdminRoute
 from meshd.controller.answers import json_answer, request_id
 from meshd.controller.engine_metrics import merge
-from meshd.controller.http_client import Answer, FetchError, UpstreamClient
+from meshd.controller.http_client import Answer, FetchError, Room, UpstreamClient
 from meshd.controller.http_server import Request, Response
 from meshd.controller.registry_keeper import RegistryKeeper
 from meshd.errors import MeshError
@@ -29,8 +29,9 @@ ASK_S: Final = 5.0
 ALL_S: Final = 9.0  # a front door waits for 10 s
 MAX_ANSWER_BYTES: Final = 1 << 20
 MAX_METRICS_BYTES: Final = 16 << 20
-MAX_MERGED_BYTES: Final = 64 << 20
-"""Of all origins together; what does not fit is left out."""
+MAX_MERGED_BYTES: Final = 32 << 20
+"""Of all origins together; what does not fit is left out. So much takes 5 s and 250 MiB to merge."""
+_INT64: Final = range(-(1 << 63), 1 << 63)
 
 
 class Fleet:
@@ -49,6 +50,7 @@ class Fleet:
         self._client = client
         self._forget = forget
         self._clock = clock
+        self._merging: asyncio.Task[bytes] | None = None
 
     def routes(self) -> list[AdminRoute]:
         return [
@@ -91,16 +93,30 @@ class Fleet:
         return json_answer(request, {"workers": workers})
 
     async def _engine_metrics(self, request: Request, _segment: str) -> Response:
-        origins = self._origins()
-        if not origins:
+        """One merging runs at a time, for its memory; who asks meanwhile gets the same answer."""
+        if not self._origins():
             raise MeshError("no_workers", "No server is registered.")
-        answers = await self._ask_all(origins, "GET", "/metrics", MAX_METRICS_BYTES, MAX_MERGED_BYTES)
+        if self._merging is None:
+            self._merging = asyncio.create_task(self._merged_metrics())
+            self._merging.add_done_callback(self._merged)
+        text = await asyncio.shield(self._merging)  # one that stops waiting does not end it for the others
+        return Response(200, text, CONTENT_TYPE, (("x-request-id", request_id(request)),))
+
+    def _merged(self, task: asyncio.Task[bytes]) -> None:
+        self._merging = None
+        if not task.cancelled():
+            task.exception()  # perhaps nobody waits for it any more
+
+    async def _merged_metrics(self) -> bytes:
+        room = Room(MAX_MERGED_BYTES)
+        answers = await self._ask_all(self._origins(), "GET", "/metrics", MAX_METRICS_BYTES, room)
         failures = {url: answer for url, answer in answers.items() if isinstance(answer, str)}
         texts = {url: answer.body for url, answer in answers.items() if isinstance(answer, Answer)}
+        del answers  # merging lets go of each text when it has read it
         text, count = await asyncio.to_thread(merge, texts, failures)  # seconds, for a large fleet
         if not count:
             raise MeshError("no_worker_response", "No server answered with metrics.")
-        return Response(200, text, CONTENT_TYPE, (("x-request-id", request_id(request)),))
+        return text
 
     def _origins(self) -> dict[str, list[Upstream]]:
         """Return the upstreams of each origin, in registration order; draining ones are left out."""
@@ -116,27 +132,28 @@ class Fleet:
         method: str,
         path: str,
         most_bytes: int,
-        most_bytes_of_all: int = 1 << 62,
+        room: Room | None = None,
     ) -> dict[str, Answer | str]:
         """Return the 2xx answer of each origin, or why there is none, in the order of ``origins``."""
         deadline_s = self._clock() + ALL_S
         running = asyncio.Semaphore(MAX_ASKED)
-        left_bytes = most_bytes_of_all
 
         async def ask(upstream: Upstream) -> Answer | str:
-            nonlocal left_bytes
             async with running:
                 left_s = deadline_s - self._clock()
                 if left_s <= 0:
                     return "not asked: the others took too long"
                 try:
-                    answer = await self._client.send(method, upstream, path, min(ASK_S, left_s), most_bytes)
+                    answer = await self._client.send(
+                        method, upstream, path, min(ASK_S, left_s), most_bytes, room
+                    )
                 except FetchError as fault:
                     return str(fault)
-                if not answer.is_success:
-                    return f"HTTP {answer.status}"
-                left_bytes -= len(answer.body)
-                return answer if left_bytes >= 0 else "the answers of all are too large together"
+                if answer.is_success:
+                    return answer
+                if room is not None:
+                    room.give_back(len(answer.body))
+                return f"HTTP {answer.status}"
 
         answers = await asyncio.gather(*(ask(upstreams[0]) for upstreams in origins.values()))
         return dict(zip(origins, answers, strict=True))
@@ -150,6 +167,7 @@ def _tokens(answer: Answer | str) -> int:
     if isinstance(answer, str):
         return -1
     try:
-        return int(sum(each["num_tokens"] for each in orjson.loads(answer.body)))
+        tokens = int(sum(each["num_tokens"] for each in orjson.loads(answer.body)))
     except (ValueError, TypeError, KeyError, OverflowError):
         return -1
+    return tokens if tokens in _INT64 else -1  # JSON of ours has no longer numbers

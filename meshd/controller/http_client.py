@@ -29,6 +29,22 @@ class FetchError(Exception):
     """No whole answer arrived: the network, TLS, the clock, a bound, or the protocol. Text for operators."""
 
 
+@dataclass(slots=True)
+class Room:
+    """Bytes that the bodies of several answers may have together, those still arriving included."""
+
+    left: int
+
+    def take(self, count: int) -> None:
+        """Raises FetchError if there is no room for ``count`` more bytes; they are taken all the same."""
+        self.left -= count
+        if self.left < 0:
+            raise FetchError("the answers of all are too large together")
+
+    def give_back(self, count: int) -> None:
+        self.left += count
+
+
 @dataclass(frozen=True, slots=True)
 class Answer:
     status: int
@@ -50,26 +66,37 @@ class UpstreamClient:
         return await self.send("GET", upstream, path, timeout_s, max_body_bytes)
 
     async def send(
-        self, method: str, upstream: Upstream, path: str, timeout_s: float, max_body_bytes: int
+        self,
+        method: str,
+        upstream: Upstream,
+        path: str,
+        timeout_s: float,
+        max_body_bytes: int,
+        room: Room | None = None,
     ) -> Answer:
-        """Send a request without a body; otherwise like ``get``."""
+        """Send a request without a body; otherwise like ``get``.
+
+        ``room``: what answers may have together; that of the answer returned is the caller's to give back.
+        """
         try:
             async with asyncio.timeout(timeout_s):
-                return await self._send(method, upstream, path, max_body_bytes)
+                return await self._send(method, upstream, path, max_body_bytes, room)
         except TimeoutError as timeout:
             raise FetchError(f"no answer within {timeout_s:g} s") from timeout
         except (OSError, ValueError, h11.RemoteProtocolError, StartupError) as exc:
             # ValueError: a name that cannot be looked up. StartupError: files of --ca-cert-paths and so on.
             raise FetchError(_words(exc)) from exc
 
-    async def _send(self, method: str, upstream: Upstream, path: str, max_body_bytes: int) -> Answer:
+    async def _send(
+        self, method: str, upstream: Upstream, path: str, max_body_bytes: int, room: Room | None
+    ) -> Answer:
         tls = self._tls() if upstream.is_tls else None
         reader, writer = await asyncio.open_connection(upstream.host, upstream.port, ssl=tls)
         try:
             connection = h11.Connection(h11.CLIENT, max_incomplete_event_size=_HEAD_BYTES)
             writer.write(connection.send(_request(method, upstream, path)) or b"")
             writer.write(connection.send(h11.EndOfMessage()) or b"")
-            return await _read_answer(connection, reader, max_body_bytes)
+            return await _read_answer(connection, reader, max_body_bytes, room)
         finally:
             # Closed hard: a server that does not read its last bytes must not keep the controller waiting.
             writer.transport.abort()
@@ -96,10 +123,27 @@ def _request(method: str, upstream: Upstream, path: str) -> h11.Request:
 
 
 async def _read_answer(
-    connection: h11.Connection, reader: asyncio.StreamReader, max_body_bytes: int
+    connection: h11.Connection, reader: asyncio.StreamReader, max_body_bytes: int, room: Room | None
 ) -> Answer:
-    status = 0
     body = bytearray()
+    try:
+        status = await _read_into(body, connection, reader, max_body_bytes, room)
+    except BaseException:  # a cancellation too
+        if room is not None:
+            room.give_back(len(body))
+        raise
+    return Answer(status, bytes(body))
+
+
+async def _read_into(
+    body: bytearray,
+    connection: h11.Connection,
+    reader: asyncio.StreamReader,
+    max_body_bytes: int,
+    room: Room | None,
+) -> int:
+    """Read an answer to its end, its body into ``body``; return its status."""
+    status = 0
     while True:
         event = connection.next_event()
         if event is h11.NEED_DATA:
@@ -108,9 +152,11 @@ async def _read_answer(
             status = event.status_code
         elif isinstance(event, h11.Data):
             body += event.data
+            if room is not None:
+                room.take(len(event.data))
             if len(body) > max_body_bytes:
                 raise FetchError(f"the answer is longer than {max_body_bytes} bytes")
         elif isinstance(event, h11.EndOfMessage):
-            return Answer(status, bytes(body))
+            return status
         elif not isinstance(event, h11.InformationalResponse):
             raise FetchError("the connection was closed before the answer was complete")

@@ -25,6 +25,7 @@ process_cpu_seconds_total 12.5
 
 def merged(texts: dict[str, bytes], failures: dict[str, str] | None = None) -> str:
     text, _ = merge(texts, failures or {})
+    assert not texts, "a text is held for longer than it is read"
     list(text_string_to_metric_families(text.decode()))  # it parses
     return text.decode()
 

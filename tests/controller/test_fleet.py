@@ -11,8 +11,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from meshd.controller import fleet
 from meshd.controller.fleet import Fleet
-from meshd.controller.http_client import Answer, FetchError, UpstreamClient
-from meshd.controller.http_server import Response
+from meshd.controller.http_client import Answer, FetchError, Room, UpstreamClient
+from meshd.controller.http_server import Request, Response
 from meshd.memory import Segment
 from meshd.routing.load import LoadTable, segment_bytes
 from meshd.routing.registry import Upstream
@@ -33,7 +33,13 @@ class PlayedServers(UpstreamClient):
         self.running = self.most_running = 0
 
     async def send(
-        self, method: str, upstream: Upstream, path: str, timeout_s: float, max_body_bytes: int
+        self,
+        method: str,
+        upstream: Upstream,
+        path: str,
+        timeout_s: float,
+        max_body_bytes: int,
+        room: Room | None = None,
     ) -> Answer:
         self.asked.append((method, upstream.base_url, path))
         self.bounds.add((timeout_s, max_body_bytes))
@@ -44,6 +50,8 @@ class PlayedServers(UpstreamClient):
         answer = self.answers.get(upstream.base_url, 200)
         if isinstance(answer, Exception):
             raise answer
+        if room is not None and isinstance(answer, Answer):
+            room.take(len(answer.body))
         return answer if isinstance(answer, Answer) else Answer(answer, b"")
 
 
@@ -125,6 +133,8 @@ def test_ranks_of_an_origin_are_asked_once_and_draining_upstreams_not() -> None:
         (Answer(200, b'{"num_tokens":5}'), -1),
         (Answer(200, b'[{"num_tokens":"5"}]'), -1),
         (Answer(200, b"<html>"), -1),
+        (Answer(200, b'[{"num_tokens":1e300}]'), -1),
+        (Answer(200, b'[{"num_tokens":18446744073709551615},{"num_tokens":1}]'), -1),
         (404, -1),
         (FetchError("no answer within 5 s"), -1),
     ],
@@ -174,6 +184,35 @@ def test_engine_metrics_of_all_are_bounded_together(monkeypatch: pytest.MonkeyPa
     node.servers.answers = {url: Answer(200, b"x 1\n") for url in (A, B)}
     text = node.ask("GET", "/engine_metrics").body.decode()
     assert f"# left out: worker {B}: the answers of all are too large together" in text
+
+
+def test_room_of_an_answer_that_is_no_metrics_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fleet, "MAX_MERGED_BYTES", 7)
+    node = Node(A, B)
+    node.servers.answers = {A: Answer(500, b"sorry\n"), B: Answer(200, b"x 1\n")}
+    text = node.ask("GET", "/engine_metrics").body.decode()
+    assert f'x{{worker_addr="{B}"}} 1' in text
+
+
+def test_who_asks_for_engine_metrics_while_they_are_merged_gets_the_same_answer() -> None:
+    node = Node(A)
+    node.servers.answers[A] = Answer(200, b"x 1\n")
+    route = next(route for route in node.fleet.routes() if route.path == "/engine_metrics")
+    request = Request("GET", "/engine_metrics", "", {})
+
+    async def ask_at_once() -> list[Response]:
+        first = asyncio.create_task(route.answer(request, ""))
+        others = [asyncio.create_task(route.answer(request, "")) for _ in range(9)]
+        await asyncio.sleep(0)
+        first.cancel()
+        answers = await asyncio.gather(*others)
+        assert len(node.servers.asked) == 1
+        return [*answers, await route.answer(request, "")]
+
+    assert {answer.body for answer in asyncio.run(ask_at_once())} == {
+        b'# TYPE x untyped\nx{worker_addr="http://a:1"} 1\n'
+    }
+    assert len(node.servers.asked) == 2
 
 
 def test_at_most_32_are_asked_at_a_time() -> None:

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from meshd.controller.http_client import Answer, FetchError, UpstreamClient
+from meshd.controller.http_client import Answer, FetchError, Room, UpstreamClient
 from meshd.routing.registry import Upstream
 from meshd.tls import client_context
 from tests.fakes.certificates import Authority
@@ -22,6 +22,7 @@ def fetch(
     timeout_s: float = 5.0,
     is_silent: bool = False,
     method: str = "GET",
+    room: Room | None = None,
 ) -> tuple[Answer | FetchError, bytes]:
     """Ask a server that answers ``reply`` and closes for /health; return the result and what it received."""
     heads: list[bytes] = []
@@ -36,7 +37,7 @@ def fetch(
     async def run(port: int) -> Answer | FetchError:
         upstream = Upstream(0, "id", f"http://127.0.0.1:{port}{base_path}", api_key=api_key)
         try:
-            return await UpstreamClient().send(method, upstream, "/health", timeout_s, 1000)
+            return await UpstreamClient().send(method, upstream, "/health", timeout_s, 1000, room)
         except FetchError as exc:
             return exc
 
@@ -105,6 +106,18 @@ def test_redirect_is_an_answer_and_not_followed() -> None:
 def test_answer_that_is_not_whole_or_not_bounded_is_an_error(reply: bytes) -> None:
     result, _ = fetch(reply)
     assert isinstance(result, FetchError)
+
+
+def test_answers_share_a_room_and_one_that_does_not_fit_or_breaks_leaves_it() -> None:
+    whole = b"HTTP/1.1 200 OK\r\ncontent-length: 6\r\n\r\neleven"
+    room = Room(10)
+    assert fetch(whole, room=room)[0] == Answer(200, b"eleven")
+    assert room.left == 4
+    too_much, _ = fetch(whole, room=room)
+    assert "too large together" in str(too_much)
+    broken, _ = fetch(whole[:-4], room=room)
+    assert isinstance(broken, FetchError)
+    assert room.left == 4
 
 
 def test_silent_upstream_is_an_error_after_the_timeout() -> None:
