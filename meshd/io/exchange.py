@@ -14,7 +14,7 @@ import asyncio
 import traceback
 from typing import TYPE_CHECKING
 
-from meshd.api.endpoints import Endpoint, StreamApi
+from meshd.api.endpoints import Endpoint
 from meshd.api.view import RoutingView
 from meshd.errors import MeshError
 from meshd.io.account import Record
@@ -32,6 +32,7 @@ from meshd.io.fan_out import FanOut, ResourceRequest
 from meshd.io.first_upstream import ask_first_upstream
 from meshd.io.headers import downstream_head
 from meshd.io.http1 import Field, RequestHead, ResponseHead
+from meshd.io.intake import begin_body, wait_for_ticket
 from meshd.io.leg import Leg
 from meshd.io.prepared_answer import PreparedAnswer
 from meshd.io.relay import Relay
@@ -40,8 +41,8 @@ from meshd.io.request_checks import (
     check_length_and_expectation,
     content_length_of,
 )
-from meshd.io.routes import check_asking, check_reading
-from meshd.io.sse import SseRelay
+from meshd.io.response import downstream_framing, make_relay
+from meshd.io.routes import Route, check_asking, check_reading
 
 if TYPE_CHECKING:
     from meshd.admission.gate import Ticket
@@ -116,20 +117,7 @@ class Exchange:
         io, head = self._io, self._head
         route = io.routes.find(head.path)
         if route is not None:
-            self._begin(route.label, "req-")
-            self.record.is_routine = route.health is not None
-            if route.is_relayed:
-                io.routes.admit(head.method, self._downstream.peer)
-                await self._serve_by_controller()
-            elif route.kind == "explain":
-                check_asking(head.method)
-                io.routes.admit(head.method, self._downstream.peer)
-                await self._serve_explanation()
-            elif route.kind == "first_upstream":
-                check_reading(head.method)
-                await self._relay_response(None, *await ask_first_upstream(io, self, head))
-            else:
-                self._answer(*io.routes.answer(route, head.method))
+            await self._serve_route(route)
             return
         try:
             endpoint, resource_id = io.endpoints.find(head.method, head.path)
@@ -142,7 +130,7 @@ class Exchange:
             return
         self.record.endpoint = endpoint.label
         check_endpoint_head(endpoint, head, io.max_body_bytes)
-        self._ticket = io.director.try_admit() or await self._wait_for_ticket()
+        self._ticket = io.director.try_admit() or await wait_for_ticket(io)
         io.metrics.tickets_granted.inc()
         if endpoint.picks_by == "fan_out":
             await self._serve_resource(endpoint, resource_id)
@@ -150,6 +138,24 @@ class Exchange:
             await self._serve_prepared(endpoint)
         else:
             await self._serve_endpoint(endpoint)
+
+    async def _serve_route(self, route: Route) -> None:
+        """Answer what is no inference: health, information, and what the controller answers."""
+        io, head = self._io, self._head
+        self._begin(route.label, "req-")
+        self.record.is_routine = route.health is not None
+        if route.is_relayed:
+            io.routes.admit(head.method, self._downstream.peer)
+            await self._serve_by_controller()
+        elif route.kind == "explain":
+            check_asking(head.method)
+            io.routes.admit(head.method, self._downstream.peer)
+            await self._serve_explanation()
+        elif route.kind == "first_upstream":
+            check_reading(head.method)
+            await self._relay_response(None, *await ask_first_upstream(io, self, head))
+        else:
+            self._answer(*io.routes.answer(route, head.method))
 
     async def _serve_endpoint(self, endpoint: Endpoint) -> None:
         """From the body to the response; the head has passed and the ticket is held."""
@@ -209,47 +215,20 @@ class Exchange:
         record.request_id = io.request_ids.choose(self._head, id_prefix)
         record.duration = io.metrics.request(label, self._head.method)
 
-    async def _wait_for_ticket(self) -> Ticket:
-        io = self._io
-        started_at = io.clock()
-        try:
-            ticket = await io.director.wait_for_ticket()
-        except MeshError as error:
-            io.metrics.admission_rejected(error.code.removeprefix("admission_"))
-            raise
-        except asyncio.CancelledError:
-            io.metrics.admission_canceled.inc()
-            raise
-        io.metrics.admission_wait.observe(io.clock() - started_at)
-        return ticket
-
     async def _receive_body(self, most: int) -> BodyRoom:
         """Reserve memory for the body, then receive it whole."""
-        io = self._io
+        io, record = self._io, self.record
         length = content_length_of(self._head)
         room = self._room = io.director.try_reserve(length) or await io.director.reserve(length)
-        self.record.ticket_at = io.clock()
-        arriving = self._begin_body(room, most)
+        record.ticket_at = io.clock()
+        arriving = begin_body(self._head, self._downstream, room, most)
+        record.bytes_in = self._downstream.body_received
         if arriving is not None:
-            await self._rest_of_body(arriving)
+            try:
+                await arriving
+            finally:
+                record.bytes_in = self._downstream.body_received
         return room
-
-    def _begin_body(self, room: BodyRoom, most: int) -> asyncio.Future[None] | None:
-        """Start receiving the body into ``room``; None if it is whole already."""
-        head, downstream = self._head, self._downstream
-        if not head.has_body:
-            return None
-        if b"expect" in head.values and head.is_http11 and not downstream.has_body_bytes:
-            downstream.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-        arriving = downstream.begin_body(room, most)
-        self.record.bytes_in = downstream.body_received
-        return arriving
-
-    async def _rest_of_body(self, arriving: asyncio.Future[None]) -> None:
-        try:
-            await arriving
-        finally:
-            self.record.bytes_in = self._downstream.body_received
 
     def _note_view(self, endpoint: Endpoint, view: RoutingView) -> None:
         io, record = self._io, self.record
@@ -266,11 +245,13 @@ class Exchange:
         assert leg is not None and leg.connection is not None
         record.head_at = io.clock()
         record.status = response.status
-        framing, line = _framing(head, response)
+        framing, line = downstream_framing(head, response)
         self._closes = framing == "close" or self._must_close()
         if io.cors is not None:
             response = io.cors.relayed(head, response)
-        relay = self._relay = self._make_relay(endpoint, response, leg, framing)
+        relay = self._relay = make_relay(
+            endpoint, response, record, self._downstream, leg.connection, framing
+        )
         if leg.connection.is_sent:
             self._release_room()  # no retry can follow once the head has gone out
         io.metrics.response(response.status, "")
@@ -286,28 +267,6 @@ class Exchange:
             )
         )
         self._closes = self._closes or relay.is_cut
-
-    def _make_relay(self, endpoint: Endpoint | None, response: ResponseHead, leg: Leg, framing: str) -> Relay:
-        """Choose what is observed of the response; of an admin route (no endpoint) nothing is."""
-        assert leg.connection is not None
-        is_ok = 200 <= response.status < 300
-        is_encoded = response.values.get(b"content-encoding", b"identity").lower() != b"identity"
-        is_observed = endpoint is not None and endpoint.is_observed and is_ok
-        if is_encoded and is_observed and response.has_body:
-            self.record.skipped_observation = "content_encoding"
-            is_observed = False
-        api: StreamApi = endpoint.stream_api if endpoint is not None and is_observed else ""
-        sse = SseRelay(api) if response.is_sse and response.has_body else None
-        self.record.is_messages = api == "messages"
-        return Relay(
-            self._downstream,
-            leg.connection,
-            framing=framing,
-            event_dialect=api or None,
-            sse=sse,
-            must_end=endpoint is not None and endpoint.ends_with_marker,
-            observes_body=sse is None and is_observed,
-        )
 
     def _must_close(self) -> bool:
         return not self._head.keeps_alive or self._io.is_draining or self._downstream.must_close_after()
@@ -463,15 +422,3 @@ class Exchange:
         room, self._room = self._room, None
         if room is not None:
             room.release(self._job)
-
-
-def _framing(head: RequestHead, response: ResponseHead) -> tuple[str, bytes]:
-    """Return the kind of framing towards the client, and its header line."""
-    length = response.content_length
-    if length is not None:
-        return ("length" if response.has_body else "none"), b"content-length: %d\r\n" % length
-    if not response.has_body:
-        return "none", b""
-    if head.is_http11:
-        return "chunked", b"transfer-encoding: chunked\r\n"
-    return "close", b""

@@ -1,0 +1,46 @@
+"""What a request waits for before it is decided where it goes: a ticket, and its body."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Final
+
+from meshd.errors import MeshError
+from meshd.io.body import Room
+from meshd.io.downstream import DownstreamConnection
+from meshd.io.http1 import RequestHead
+
+if TYPE_CHECKING:
+    from meshd.admission.gate import Ticket
+    from meshd.io.services import Services
+
+_CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
+
+
+async def wait_for_ticket(io: Services) -> Ticket:
+    """Wait in the queue for admission. Raises the ``MeshError`` of a refusal, which is counted here."""
+    started_at = io.clock()
+    try:
+        ticket = await io.director.wait_for_ticket()
+    except MeshError as error:
+        io.metrics.admission_rejected(error.code.removeprefix("admission_"))
+        raise
+    except asyncio.CancelledError:
+        io.metrics.admission_canceled.inc()
+        raise
+    io.metrics.admission_wait.observe(io.clock() - started_at)
+    return ticket
+
+
+def begin_body(
+    head: RequestHead, downstream: DownstreamConnection, room: Room, most: int
+) -> asyncio.Future[None] | None:
+    """Start to receive the body into ``room``, as `DownstreamConnection.begin_body`; None if it is whole.
+
+    Tells a client to go on that waits for that before it sends its body (RFC 9110 §10.1.1).
+    """
+    if not head.has_body:
+        return None
+    if b"expect" in head.values and head.is_http11 and not downstream.has_body_bytes:
+        downstream.write(_CONTINUE)
+    return downstream.begin_body(room, most)
