@@ -5,13 +5,15 @@
  * Binds two free ports of 127.0.0.1 and prints {"ports":[P,Q]} as its first line. Ends when stdin closes,
  * so that it cannot outlive the benchmark.
  *
- *   POST anything       reads the body (content-length only), answers a completion of a fixed number of
+ *   POST /v1/completions reads the body (content-length only; chunks are refused), answers a completion of a fixed number of
  *                       bytes whose prompt_tokens is the number of body bytes received;
  *                       with "stream":true within the first 255 bytes of the body: "max_tokens" events
  *                       as server-sent events, EVENTS_PER_SECOND (default 100) each second, each with its
  *                       send time "t" in ns (CLOCK_MONOTONIC)
+ *   POST anything else  404, counted apart: a router that asks more of its upstreams than it was asked
  *   GET /stats          counters as JSON, so that the benchmark can check what really arrived
- *   GET anything else   a model list (health probes and discovery)
+ *   GET …_info          what a server tells of itself (/get_server_info, /server_info, /get_model_info)
+ *   GET anything else   a model list (/v1/models, and health probes, which want a 200 alone)
  *
  * Every stream has its own phase, so a relay sees single events, not bursts of all streams.
  * An event sent 5 ms or more after its time counts as late: then the backend was short of CPU, not the relay.
@@ -37,7 +39,7 @@ enum { MAX_FDS = 65536, HEAD_BYTES = 16384, PEEK_BYTES = 255, PENDING_BYTES = 40
 enum { NS_PER_S = 1000000000, TICK_NS = 1000000, LATE_NS = 5000000 };
 
 struct connection {
-    int is_open, listener, wants_close, is_get, is_stats, is_stream;
+    int is_open, listener, wants_close, is_get, is_stats, is_info, is_other, is_stream;
     size_t head_length;               /* bytes of an unfinished head */
     size_t body_length, body_left;    /* body_left > 0: inside a body */
     size_t peek_length;
@@ -54,7 +56,7 @@ static int streams[MAX_FDS];
 static size_t stream_count;
 static int listeners[2], epoll_fd, timer_fd;
 static uint64_t period_ns = NS_PER_S / 100;
-static uint64_t requests[2], body_bytes[2], bad_requests, streams_started, events_sent, events_skipped, events_late;
+static uint64_t requests[2], body_bytes[2], bad_requests, other_requests, streams_started, events_sent, events_skipped, events_late;
 static char read_buffer[READ_BYTES];
 
 static uint64_t now_ns(void) {
@@ -141,12 +143,15 @@ static int put_completion(int fd) {
 
 static int put_get(int fd) {
     static const char models[] = "{\"object\":\"list\",\"data\":[{\"id\":\"m1\",\"object\":\"model\"}]}";
+    static const char info[] = "{\"model_path\":\"m1\",\"model_id\":\"m1\",\"served_model_name\":\"m1\","
+                               "\"is_generation\":true,\"tp_size\":1,\"dp_size\":1,\"version\":\"0.5.0\"}";
+    if (connections[fd]->is_info) return put_response(fd, "200 OK", info, sizeof info - 1);
     if (!connections[fd]->is_stats) return put_response(fd, "200 OK", models, sizeof models - 1);
     char body[512];
     int length = snprintf(body, sizeof body,
                           "{\"requests\":[%lu,%lu],\"body_bytes\":[%lu,%lu],\"bad_requests\":%lu,"
-                          "\"streams_started\":%lu,\"events_sent\":%lu,\"events_skipped\":%lu,\"events_late\":%lu}",
-                          requests[0], requests[1], body_bytes[0], body_bytes[1], bad_requests, streams_started,
+                          "\"other_requests\":%lu,\"streams_started\":%lu,\"events_sent\":%lu,\"events_skipped\":%lu,\"events_late\":%lu}",
+                          requests[0], requests[1], body_bytes[0], body_bytes[1], bad_requests, other_requests, streams_started,
                           events_sent, events_skipped, events_late);
     return put_response(fd, "200 OK", body, length);
 }
@@ -205,6 +210,10 @@ static int answer(int fd) {
     connection->peek[connection->peek_length] = 0;
     if (connection->is_get) {
         is_alive = put_get(fd);
+    } else if (connection->is_other) {
+        static const char unknown[] = "{\"error\":\"no such route\"}";
+        other_requests++;
+        is_alive = put_response(fd, "404 Not Found", unknown, sizeof unknown - 1);
     } else {
         requests[connection->listener]++;
         body_bytes[connection->listener] += connection->body_length;
@@ -230,10 +239,13 @@ static int begin_request(int fd) {
     const char *close_mark = find_header(head, "connection:");
     connection->is_get = strncmp(head, "GET ", 4) == 0;
     connection->is_stats = strncmp(head, "GET /stats ", 11) == 0;
+    const char *path_end = strstr(head, " HTTP/");
+    connection->is_info = connection->is_get && path_end && path_end - head > 9 && strncmp(path_end - 5, "_info", 5) == 0;
+    connection->is_other = !connection->is_get && strncmp(head, "POST /v1/completions ", 21) != 0;
     connection->wants_close = close_mark && strncasecmp(close_mark + strspn(close_mark, " "), "close", 5) == 0;
     connection->body_length = connection->body_left = length ? strtoull(length, NULL, 10) : 0;
     connection->peek_length = 0;
-    if (!connection->is_get && !length) {
+    if (!connection->is_get && !length && find_header(head, "transfer-encoding:")) {
         static const char refusal[] = "{\"error\":\"this backend needs a content-length\"}";
         bad_requests++;
         if (put_response(fd, "411 Length Required", refusal, sizeof refusal - 1)) drop(fd);

@@ -6,6 +6,7 @@ import json
 import subprocess
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -25,11 +26,12 @@ SETTLE_READS: Final = 50
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """Counters of the backend since its start. ``requests``: one number a listener."""
+    """Counters of the backends since their start. ``requests``: one number a listener."""
 
-    requests: tuple[int, int]
+    requests: tuple[int, ...]
     body_bytes: int
     bad_requests: int
+    other_requests: int
     events_sent: int
     events_skipped: int
     events_late: int
@@ -37,9 +39,10 @@ class Seen:
     def since(self, before: Seen) -> Seen:
         """What was added after ``before``."""
         return Seen(
-            requests=(self.requests[0] - before.requests[0], self.requests[1] - before.requests[1]),
+            requests=tuple(now - then for now, then in zip(self.requests, before.requests, strict=True)),
             body_bytes=self.body_bytes - before.body_bytes,
             bad_requests=self.bad_requests - before.bad_requests,
+            other_requests=self.other_requests - before.other_requests,
             events_sent=self.events_sent - before.events_sent,
             events_skipped=self.events_skipped - before.events_skipped,
             events_late=self.events_late - before.events_late,
@@ -64,35 +67,43 @@ def compiled(name: str) -> Path:
 
 
 class Backend:
-    """A running backend; a context manager. ``ports``: its two listeners. ``pid``: for CPU accounting."""
+    """Running backends, one process on each CPU; a context manager.
 
-    def __init__(self, cpu: int, events_per_s: int = 100) -> None:
-        command = pinned(cpu, [str(compiled("backend")), str(events_per_s)])
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        self.pid = self._process.pid
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        if not line:
-            raise BenchError(f"the backend ended at once with code {self._process.wait(START_S)}")
-        first, second = json.loads(line)["ports"]
-        self.ports: tuple[int, int] = (first, second)
+    ``ports``: two listeners a process. ``pids``: for CPU accounting.
+    """
+
+    def __init__(self, cpus: Sequence[int], events_per_s: int = 100) -> None:
+        program = str(compiled("backend"))
+        self._processes = [
+            subprocess.Popen(
+                pinned((cpu,), [program, str(events_per_s)]),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            for cpu in cpus
+        ]
+        self.pids = tuple(process.pid for process in self._processes)
+        self.ports = tuple(port for process in self._processes for port in _ports_of(process))
 
     @property
-    def urls(self) -> tuple[str, str]:
-        first, second = self.ports
-        return f"http://127.0.0.1:{first}", f"http://127.0.0.1:{second}"
+    def urls(self) -> tuple[str, ...]:
+        return tuple(f"http://127.0.0.1:{port}" for port in self.ports)
 
     def seen(self) -> Seen:
         """Read the counters, past any front end."""
-        with urlopen(f"{self.urls[0]}/stats", timeout=START_S) as answer:
-            found = json.load(answer)
+        found = []
+        for url in self.urls[::2]:  # two listeners a process, one set of counters
+            with urlopen(f"{url}/stats", timeout=START_S) as answer:
+                found.append(json.load(answer))
         return Seen(
-            requests=tuple(found["requests"]),
-            body_bytes=sum(found["body_bytes"]),
-            bad_requests=found["bad_requests"],
-            events_sent=found["events_sent"],
-            events_skipped=found["events_skipped"],
-            events_late=found["events_late"],
+            requests=tuple(count for one in found for count in one["requests"]),
+            body_bytes=sum(sum(one["body_bytes"]) for one in found),
+            bad_requests=sum(one["bad_requests"] for one in found),
+            other_requests=sum(one["other_requests"] for one in found),
+            events_sent=sum(one["events_sent"] for one in found),
+            events_skipped=sum(one["events_skipped"] for one in found),
+            events_late=sum(one["events_late"] for one in found),
         )
 
     def settled(self) -> Seen:
@@ -112,5 +123,15 @@ class Backend:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        # end of its standard input is the backend's signal to end
-        self._process.communicate(timeout=START_S)
+        # end of its standard input is a backend's signal to end
+        for process in self._processes:
+            process.communicate(timeout=START_S)
+
+
+def _ports_of(process: subprocess.Popen[str]) -> tuple[int, int]:
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    if not line:
+        raise BenchError(f"the backend ended at once with code {process.wait(START_S)}")
+    first, second = json.loads(line)["ports"]
+    return first, second

@@ -3,7 +3,7 @@
 --   wrk -t1 … -s completions.lua URL -- SIZE fixed|distinct
 --
 -- fixed: every request is the same string. distinct: the prompt opens with a number that rises with each
--- request, so no two bodies are equal and no prefix repeats. Prompts are English words from a seeded sequence,
+-- request, so no two bodies are equal and no prefix repeats (each thread of wrk has numbers of its own). Prompts are English words from a seeded sequence,
 -- because a tokenizer's cost on one repeated letter says nothing.
 -- `done` prints one line of JSON for the benchmark to read. Latencies are in µs.
 
@@ -17,6 +17,13 @@ local WORDS = {
 local SEED = 20240607
 
 local head, tail, whole, count = "", "", nil, 0
+local threads = 0
+thread_number = 0 -- global: set by wrk from setup(), in the thread's own state
+
+function setup(thread)
+  thread:set("thread_number", threads)
+  threads = threads + 1
+end
 
 local function text_of(bytes)
   local state, parts, length = SEED, {}, 0
@@ -43,14 +50,14 @@ end
 function request()
   if whole then return whole end
   count = count + 1
-  return head .. string.format("%012d", count) .. tail
+  return head .. string.format("%02d%010d", thread_number, count) .. tail
 end
 
 function done(summary, latency)
   local errors = summary.errors
   io.write(string.format(
     '{"seconds":%.6f,"requests":%d,"bytes":%d,"connect":%d,"read":%d,"write":%d,"status":%d,"timeout":%d,'
-      .. '"p50_us":%d,"p90_us":%d,"p99_us":%d,"max_us":%d}\n',
+      .. '"mean_us":%d,"p50_us":%d,"p90_us":%d,"p99_us":%d,"max_us":%d}\n',
     summary.duration / 1e6, summary.requests, summary.bytes, errors.connect, errors.read, errors.write,
-    errors.status, errors.timeout, latency:percentile(50), latency:percentile(90), latency:percentile(99), latency.max))
+    errors.status, errors.timeout, latency.mean, latency:percentile(50), latency:percentile(90), latency:percentile(99), latency.max))
 end

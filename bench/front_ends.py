@@ -1,54 +1,25 @@
 """The front ends under test, each declared once: what it is, what it needs, how it is started.
 
-All of them do the same outward job: accept a completions request on one core, choose one of two upstreams,
-forward the client's bytes over a kept-alive connection and relay the answer. `meshd` and `fastapi` also
-parse the body, validate the prompt and apply the policy; `haproxy` and `nginx` never look into a body and
-know round robin alone, so they are floors, not rivals. `meshd-compiled` is there after `make compiled`.
-None of them writes an access log.
+All of them do the same outward job: accept a completions request on the given cores, choose an upstream,
+forward the body over a kept-alive connection and relay the answer. `meshd` and `fastapi` also parse the body,
+validate the prompt and apply the policy; other routers (peers.py) do so in their own ways; `haproxy` and
+`nginx` never look into a body and know round robin alone, so they are floors, not rivals. `meshd-compiled` is
+there after `make compiled`. None of them writes an access log.
 """
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
-from bench.machine import find_program
+from bench.front_end import TOKEN_POLICIES, FrontEnd, Site
+from bench.machine import find_program, missing
+from bench.peers import PEERS, find_peer
 
-TOKEN_POLICIES: Final = frozenset({"prefix_hash"})  # policies that need a tokenizer
 COMPILED_PYTHON: Final = Path(__file__).parents[1] / ".venv-compiled" / "bin" / "python"
-
-
-@dataclass(frozen=True, slots=True)
-class Site:
-    """What one start of a front end is given. ``directory`` is its own, empty and removed afterwards."""
-
-    directory: Path
-    port: int
-    metrics_port: int
-    upstreams: tuple[str, ...]
-    policy: str
-    tokenizer: Path | None
-    extra: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class FrontEnd:
-    """``policies``: those it can apply; empty means it knows round robin alone and is a floor for any.
-
-    ``made_by``: the command that makes its programs, if they are no packages of the system.
-    """
-
-    name: str
-    what: str
-    programs: tuple[str, ...]
-    policies: frozenset[str]
-    command: Callable[[Site], list[str]]
-    made_by: str = ""
 
 
 def _meshd(site: Site) -> list[str]:
@@ -64,10 +35,10 @@ def _launch(site: Site, python: str) -> list[str]:
     command = [python, "-m", "meshd", "launch", "--host", "127.0.0.1", "--port", str(site.port)]
     command += ["--prometheus-host", "127.0.0.1", "--prometheus-port", str(site.metrics_port)]
     command += ["--worker-urls", *site.upstreams, "--policy", site.policy]
-    command += ["--io-processes", "1", "--prepare-workers", "1", "--disable-health-check"]
-    # 256 streams that begin in one instant are more than the 64 jobs that may wait before one prepare worker;
-    # the other front ends refuse nobody
-    command += ["--prepare-queue-capacity", "4096"]
+    # on one core both share it; on more, bytes cost more than bodies do (`python -m bench scaling`)
+    prepare = max(1, site.cores // 3)
+    command += ["--io-processes", str(max(1, site.cores - prepare)), "--prepare-workers", str(prepare)]
+    command += ["--disable-health-check"]
     # no access lines, as for the others; and no wait for load balancers at the end
     command += ["--log-level", "warn", "--shutdown-delay-secs", "0"]
     if site.tokenizer and site.policy in TOKEN_POLICIES:
@@ -79,12 +50,12 @@ def _fastapi(site: Site) -> list[str]:
     command = [sys.executable, "-m", "bench.baseline", "--port", str(site.port), "--policy", site.policy]
     if site.tokenizer and site.policy in TOKEN_POLICIES:
         command += ["--tokenizer", str(site.tokenizer)]
-    return [*command, "--upstreams", *site.upstreams]
+    return [*command, "--workers", str(site.cores), "--upstreams", *site.upstreams]
 
 
 HAPROXY_CONFIG: Final = """\
 global
-    nbthread 1
+    nbthread {cores}
     maxconn 8192
 defaults
     mode http
@@ -102,14 +73,14 @@ listen front
 def _haproxy(site: Site) -> list[str]:
     servers = "\n".join(f"    server u{i} {urlsplit(url).netloc}" for i, url in enumerate(site.upstreams))
     path = site.directory / "haproxy.cfg"
-    path.write_text(HAPROXY_CONFIG.format(port=site.port, servers=servers))
+    path.write_text(HAPROXY_CONFIG.format(port=site.port, servers=servers, cores=site.cores))
     return [find_program("haproxy") or "haproxy", "-db", "-f", str(path)]
 
 
 NGINX_CONFIG: Final = """\
 {user}
 daemon off;
-worker_processes 1;
+worker_processes {cores};
 pid {directory}/nginx.pid;
 error_log stderr warn;
 events {{ worker_connections 8192; }}
@@ -147,35 +118,57 @@ def _nginx(site: Site) -> list[str]:
     path = site.directory / "nginx.conf"
     # started by root, its worker would become a user who cannot enter the private directory
     user = "user root;" if os.geteuid() == 0 else ""
-    path.write_text(NGINX_CONFIG.format(port=site.port, directory=site.directory, servers=servers, user=user))
+    path.write_text(
+        NGINX_CONFIG.format(
+            port=site.port, directory=site.directory, servers=servers, user=user, cores=site.cores
+        )
+    )
     return [find_program("nginx") or "nginx", "-p", str(site.directory), "-e", "stderr", "-c", str(path)]
 
 
 ALL_POLICIES: Final = frozenset(
     {"random", "round_robin", "power_of_two", "least_load", "cache_aware", "prefix_hash"}
 )
-
+OURS: Final = {policy: policy for policy in ALL_POLICIES}
 FRONT_ENDS: Final[dict[str, FrontEnd]] = {
     front_end.name: front_end
     for front_end in (
-        FrontEnd("meshd", "one I/O process, one prepare worker", (), ALL_POLICIES, _meshd),
         FrontEnd(
-            "meshd-compiled",
-            "the same from .venv-compiled",
-            (str(COMPILED_PYTHON),),
-            ALL_POLICIES,
-            _meshd_compiled,
-            "make compiled",
+            name="meshd",
+            what="I/O processes and prepare workers",
+            programs=(),
+            policies=OURS,
+            command=_meshd,
+            tokenizes=True,
         ),
         FrontEnd(
-            "fastapi",
-            "FastAPI + uvicorn (uvloop, httptools) + aiohttp: the baseline",
-            (),
-            frozenset({"round_robin", "prefix_hash"}),
-            _fastapi,
+            name="meshd-compiled",
+            what="the same from .venv-compiled",
+            programs=(str(COMPILED_PYTHON),),
+            policies=OURS,
+            command=_meshd_compiled,
+            made_by="make compiled",
+            tokenizes=True,
         ),
-        FrontEnd("haproxy", "floor: C, bodies not parsed", ("haproxy",), frozenset(), _haproxy),
-        FrontEnd("nginx", "floor: C, bodies not parsed", ("nginx",), frozenset(), _nginx),
+        FrontEnd(
+            name="fastapi",
+            what="FastAPI + uvicorn (uvloop, httptools) + aiohttp: the baseline",
+            programs=(),
+            policies={"round_robin": "round_robin", "prefix_hash": "prefix_hash"},
+            command=_fastapi,
+            tokenizes=True,
+        ),
+        *PEERS,
+        FrontEnd("haproxy", "floor: C, bodies not parsed", ("haproxy",), {}, _haproxy),
+        FrontEnd("nginx", "floor: C, bodies not parsed", ("nginx",), {}, _nginx),
     )
 }
 BASELINE: Final = "fastapi"
+
+
+def absent_programs(front_end: FrontEnd) -> list[str]:
+    """What must be installed before the front end can run."""
+    if front_end.distribution:
+        found = find_peer(front_end.programs[0], front_end.distribution)
+        return [] if found else list(front_end.programs)
+    return missing(front_end.programs)

@@ -47,7 +47,7 @@ static char request[1024];
 static size_t request_length;
 static int epoll_fd;
 static size_t with_event;
-static uint64_t errors, events, finished, bytes, latency_max_us, buckets[BUCKETS];
+static uint64_t errors, events, finished, bytes, latency_max_us, latency_sum_us, buckets[BUCKETS];
 static char first_error[160];
 
 static uint64_t now_ns(void) {
@@ -97,6 +97,7 @@ static void take_event_line(struct stream *stream, uint64_t now) {
     if (!sent) return fail(stream, "an event without its send time");
     uint64_t latency_us = (now - strtoull(sent + 4, NULL, 10)) / 1000, bucket = latency_us / BUCKET_US;
     buckets[bucket < BUCKETS ? bucket : BUCKETS - 1]++;
+    latency_sum_us += latency_us;
     if (latency_us > latency_max_us) latency_max_us = latency_us;
     events++;
     if (!stream->has_event) {
@@ -189,12 +190,13 @@ static double own_cpu_s(void) {
 static void measure(double seconds) {
     uint64_t began_ns = now_ns();
     double cpu_s = own_cpu_s();
-    events = finished = bytes = latency_max_us = 0;
+    events = finished = bytes = latency_max_us = latency_sum_us = 0;
     memset(buckets, 0, sizeof buckets);
     run_until(began_ns + (uint64_t)(seconds * NS_PER_S), SIZE_MAX);
     printf("{\"seconds\":%.6f,\"events\":%lu,\"streams_finished\":%lu,\"bytes\":%lu,\"errors\":%lu,"
-           "\"first_error\":\"%s\",\"p50_us\":%.0f,\"p99_us\":%.0f,\"max_us\":%lu,\"cpu_s\":%.4f}\n",
-           (double)(now_ns() - began_ns) / NS_PER_S, events, finished, bytes, errors, first_error, percentile_us(0.5),
+           "\"first_error\":\"%s\",\"mean_us\":%.0f,\"p50_us\":%.0f,\"p99_us\":%.0f,\"max_us\":%lu,\"cpu_s\":%.4f}\n",
+           (double)(now_ns() - began_ns) / NS_PER_S, events, finished, bytes, errors, first_error,
+           events ? (double)latency_sum_us / (double)events : 0.0, percentile_us(0.5),
            percentile_us(0.99), latency_max_us, own_cpu_s() - cpu_s);
     fflush(stdout);
 }

@@ -1,16 +1,20 @@
-"""The load generators: wrk for requests, `load.c` for streams, and what their output means."""
+"""The load generators: wrk for requests, `load.c` for streams, and what their output means.
+
+Long prompts among short ones are two wrk at once, so that each kind has latencies of its own.
+"""
 
 from __future__ import annotations
 
 import json
 import resource
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 from bench import BenchError
 from bench.backend import SOURCES, compiled
+from bench.cpu_sets import Cpus
 from bench.machine import pinned
 
 TIMEOUT_S: Final = 10  # wrk counts a request without an answer after this as an error
@@ -29,6 +33,7 @@ class Load:
     done: int
     received_bytes: int
     errors: tuple[str, ...]
+    mean_us: float
     p50_us: float
     p99_us: float
     max_us: float
@@ -46,6 +51,7 @@ def parse_wrk(output: str) -> Load:
         done=found["requests"] - found["status"],
         received_bytes=found["bytes"],
         errors=tuple(f"{found[kind]} {kind} errors" for kind in kinds if found[kind]),
+        mean_us=found["mean_us"],
         p50_us=found["p50_us"],
         p99_us=found["p99_us"],
         max_us=found["max_us"],
@@ -63,30 +69,53 @@ def parse_streams(output: str) -> Load:
         done=found["events"],
         received_bytes=found["bytes"],
         errors=errors,
+        mean_us=found["mean_us"],
         p50_us=found["p50_us"],
         p99_us=found["p99_us"],
         max_us=found["max_us"],
     )
 
 
+@dataclass(frozen=True, slots=True)
+class Sending:
+    """One wrk: so many clients, each with bodies of this size."""
+
+    clients: int
+    body_bytes: int
+    is_distinct: bool = True
+
+
 def send_requests(
-    cpu: int, port: int, *, clients: int, seconds: float, body_bytes: int, is_distinct: bool
-) -> tuple[Load, float]:
-    """Run wrk to its end; what it saw and the CPU seconds it used."""
-    command = ["wrk", "-t1", f"-c{clients}", f"-d{max(1, round(seconds))}s", f"--timeout={TIMEOUT_S}s"]
-    command += ["-s", str(SOURCES / "completions.lua"), f"http://127.0.0.1:{port}"]
-    command += ["--", str(body_bytes), "distinct" if is_distinct else "fixed"]
+    cpus: Cpus, port: int, sendings: Sequence[Sending], seconds: float
+) -> tuple[list[Load], float]:
+    """Run one wrk for each of ``sendings``, all at once, to their end; what each saw, and their CPU time."""
     before_s = _reaped_cpu_s()
-    done = subprocess.run(
-        pinned(cpu, command), capture_output=True, text=True, timeout=seconds + SLACK_S, check=False
-    )
-    if done.returncode:
-        raise BenchError(f"wrk failed with code {done.returncode}:\n{done.stderr}{done.stdout}")
-    return parse_wrk(done.stdout), _reaped_cpu_s() - before_s
+    running = [
+        subprocess.Popen(
+            pinned(cpus.load, _wrk(len(cpus.load), port, sending, seconds)),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for sending in sendings
+    ]
+    outputs = [process.communicate(timeout=seconds + SLACK_S)[0] for process in running]
+    for process, output in zip(running, outputs, strict=True):
+        if process.returncode:
+            raise BenchError(f"wrk failed with code {process.returncode}:\n{output}")
+    return [parse_wrk(output) for output in outputs], _reaped_cpu_s() - before_s
+
+
+def _wrk(cores: int, port: int, sending: Sending, seconds: float) -> list[str]:
+    threads = min(cores, sending.clients)
+    command = ["wrk", f"-t{threads}", f"-c{sending.clients}", f"-d{max(1, round(seconds))}s"]
+    command += [f"--timeout={TIMEOUT_S}s", "-s", str(SOURCES / "completions.lua")]
+    command += [f"http://127.0.0.1:{port}", "--"]
+    return [*command, str(sending.body_bytes), "distinct" if sending.is_distinct else "fixed"]
 
 
 def hold_streams(
-    cpu: int,
+    cpus: Cpus,
     port: int,
     *,
     streams: int,
@@ -102,7 +131,7 @@ def hold_streams(
     """
     command = [str(compiled("load")), str(port), str(streams), str(events_per_stream), str(seconds)]
     with subprocess.Popen(
-        pinned(cpu, command), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        pinned(cpus.load, command), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
         assert process.stdout is not None
         started = process.stdout.readline().split()

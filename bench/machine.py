@@ -1,4 +1,4 @@
-"""The machine: which CPUs to use, which programs are there, and what to write beside every result."""
+"""The machine: which programs are there, and what to write beside every result."""
 
 from __future__ import annotations
 
@@ -10,44 +10,19 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from bench import BenchError
+from bench.cpu_sets import Cpus
 
 PACKAGES: Final = ("meshd", "uvloop", "httptools", "orjson", "fastapi", "uvicorn", "aiohttp", "tokenizers")
 VERSION_FLAGS: Final = {"wrk": "-v", "nginx": "-v", "haproxy": "-v"}
 
 
-@dataclass(frozen=True, slots=True)
-class Cpus:
-    """``front``: the front end's core. ``rest``: the core of backend and load generator."""
-
-    front: int
-    rest: int
-
-
-def choose_cpus(wanted: str = "") -> Cpus:
-    """``"A,B"``, or else the first and the last CPU that this process may use."""
-    available = sorted(os.sched_getaffinity(0))
-    if wanted:
-        front, _, rest = wanted.partition(",")
-        if not (
-            front.isdigit() and rest.isdigit() and {int(front), int(rest)} <= set(available) and front != rest
-        ):
-            raise BenchError(
-                f"--cpus wants two different CPUs of {available}, such as {available[0]},{available[-1]}"
-            )
-        return Cpus(int(front), int(rest))
-    if len(available) < 2:
-        raise BenchError("two CPUs are needed: one for the front end, one for backend and load generator")
-    return Cpus(available[0], available[-1])
-
-
-def pinned(cpu: int, command: list[str]) -> list[str]:
-    """The command, held to one CPU with all its children."""
-    return ["taskset", "--cpu-list", str(cpu), *command]
+def pinned(cpus: Iterable[int], command: list[str]) -> list[str]:
+    """The command, held to these CPUs with all its children."""
+    return ["taskset", "--cpu-list", ",".join(map(str, sorted(cpus))), *command]
 
 
 def missing(programs: Iterable[str]) -> list[str]:
@@ -66,8 +41,10 @@ def require(programs: Iterable[str], made_by: str = "") -> None:
         raise BenchError(f"not installed: {', '.join(absent)}. On Debian: apt-get install {names}")
 
 
-def find_program(name: str) -> str | None:
+def find_program(name: str, directory: str | None = None) -> str | None:
     """Where a program is; nginx and haproxy live in /usr/sbin, which a user's PATH may lack."""
+    if directory is not None:
+        return shutil.which(name, path=directory)
     return shutil.which(name) or shutil.which(name, path="/usr/sbin:/usr/local/sbin:/sbin")
 
 
@@ -84,10 +61,12 @@ def describe(cpus: Cpus) -> dict[str, Any]:
     return {
         "cpu": _cpu_model(),
         "cpus_online": os.cpu_count(),
-        "cpu_front_end": cpus.front,
-        "cpu_backend_and_load": cpus.rest,
+        "cpus_front_end": list(cpus.front),
+        "cpus_backend": list(cpus.backend),
+        "cpus_load": list(cpus.load),
         "kernel": platform.release(),
         "python": sys.version.split()[0],
+        "revision": _revision(),
         "load_average": os.getloadavg(),
         "packages": {name: version for name in PACKAGES if (version := _package(name))},
         "programs": {
@@ -101,6 +80,17 @@ def _cpu_model() -> str:
         if line.startswith("model name"):
             return line.partition(":")[2].strip()
     return platform.machine()
+
+
+def _revision() -> str | None:
+    """The commit of the checkout, ``+`` where files differ from it; None outside a checkout."""
+    git = ["git", "-C", str(Path(__file__).parents[1])]
+    try:
+        found = subprocess.run([*git, "rev-parse", "--short=12", "HEAD"], capture_output=True, text=True)
+        changed = subprocess.run([*git, "status", "--porcelain", "meshd", "bench"], capture_output=True)
+    except FileNotFoundError:
+        return None
+    return found.stdout.strip() + ("+" if changed.stdout else "") if found.returncode == 0 else None
 
 
 def _package(name: str) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -11,7 +12,10 @@ from bench.rounds import DIRECT, Round
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Medians of one front end under one workload. ``ratio``: CPU of the baseline ÷ CPU of this one."""
+    """Medians of one front end under one workload. ``ratio``: CPU of the baseline ÷ CPU of this one.
+
+    ``rate_ratio``: rate of this one ÷ rate of the baseline. ``bottleneck``: that of most valid rounds.
+    """
 
     front_end: str
     workload: str
@@ -21,11 +25,19 @@ class Row:
     cpu_us: float
     cpu_us_low: float
     cpu_us_high: float
+    mean_us: float
     p50_us: float
     p99_us: float
     core: float
     load_core: float
+    backend_core: float
+    bottleneck: str
+    long_per_s: float
+    long_p99_us: float
+    rss_mib: float
+    pss_mib: float
     ratio: float | None
+    rate_ratio: float | None
     notes: tuple[str, ...]
 
 
@@ -35,7 +47,11 @@ def summarise(rounds: Sequence[Round], baseline: str) -> list[Row]:
     for found in rounds:
         groups.setdefault((found.workload, found.front_end), []).append(found)
     cpu = {key: _median([r.cpu_us for r in group if r.is_valid]) for key, group in groups.items()}
-    return [_row(group, cpu.get((workload, baseline), 0.0)) for (workload, _), group in groups.items()]
+    rate = {key: _median([r.per_s for r in group if r.is_valid]) for key, group in groups.items()}
+    return [
+        _row(group, cpu.get((workload, baseline), 0.0), rate.get((workload, baseline), 0.0))
+        for (workload, _), group in groups.items()
+    ]
 
 
 def markdown(rows: Sequence[Row], unit: str) -> str:
@@ -52,9 +68,10 @@ def markdown(rows: Sequence[Row], unit: str) -> str:
     )
 
 
-def _row(group: list[Round], baseline_cpu_us: float) -> Row:
+def _row(group: list[Round], baseline_cpu_us: float, baseline_per_s: float) -> Row:
     good = [found for found in group if found.is_valid]
     cpu_us = _median([found.cpu_us for found in good])
+    per_s = _median([found.per_s for found in good])
     has_ratio = cpu_us > 0 and baseline_cpu_us > 0 and group[0].front_end != DIRECT
     texts = [text for found in group for text in (*found.faults, *found.notes)]
     return Row(
@@ -62,14 +79,22 @@ def _row(group: list[Round], baseline_cpu_us: float) -> Row:
         workload=group[0].workload,
         rounds=len(group),
         invalid=len(group) - len(good),
-        per_s=_median([found.per_s for found in good]),
+        per_s=per_s,
         cpu_us=cpu_us,
         cpu_us_low=min((found.cpu_us for found in good), default=0.0),
         cpu_us_high=max((found.cpu_us for found in good), default=0.0),
+        mean_us=_median([found.mean_us for found in good]),
         p50_us=_median([found.p50_us for found in good]),
         p99_us=_median([found.p99_us for found in good]),
         core=_median([found.core for found in good]),
         load_core=_median([found.load_core for found in good]),
+        backend_core=_median([found.backend_core for found in good]),
+        bottleneck=Counter(found.bottleneck for found in good).most_common(1)[0][0] if good else "",
+        long_per_s=_median([found.long_per_s for found in good]),
+        long_p99_us=_median([found.long_p99_us for found in good]),
+        rss_mib=_median([found.rss_kib / 1024 for found in good]),
+        pss_mib=_median([found.pss_kib / 1024 for found in good]),
+        rate_ratio=per_s / baseline_per_s if has_ratio and baseline_per_s else None,
         ratio=baseline_cpu_us / cpu_us if has_ratio else None,
         notes=_kinds(texts),
     )

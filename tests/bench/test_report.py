@@ -1,0 +1,145 @@
+"""The report from kept rounds."""
+
+from __future__ import annotations
+
+import argparse
+import csv
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from bench import BenchError
+from bench.plots import frontier, rate_ratios
+from bench.report import added_delays, cells_of, limits_of, markdown_of, run_report, table_of
+from bench.rounds import Round
+from bench.state import Entry, Kept, State
+
+BASE = Round(
+    front_end="meshd",
+    workload="w",
+    done=100,
+    per_s=1000.0,
+    cpu_us=100.0,
+    cpu_us_by_process={},
+    mean_us=1000.0,
+    p50_us=900.0,
+    p99_us=2000.0,
+    max_us=3000.0,
+    core=1.0,
+    strangers=0.0,
+    load_core=0.5,
+    backend_core=0.3,
+    upstream_share=0.5,
+    bottleneck="front end",
+    faults=(),
+    notes=(),
+    rss_kib=2048,
+    pss_kib=1024,
+)
+MACHINE = {
+    "cpu": "a Xeon",
+    "cpus_online": 2,
+    "cpus_front_end": [0],
+    "cpus_backend": [1],
+    "cpus_load": [1],
+    "kernel": "6",
+    "python": "3.11",
+    "revision": None,
+    "load_average": [0.1, 0.2, 0.3],
+    "packages": {"meshd": "0.1.0"},
+    "programs": {"wrk": "wrk 4"},
+    "peers": {"smg": "1.0"},
+    "apart": {"cpus_front_end": [0, 1], "is_front_alone": False},
+}
+CONDITIONS = {"seconds": 5.0, "tokenizer": "abc"}
+
+
+def entries() -> list[Entry]:
+    found = []
+    for name, per_s in (("direct", 9000.0), ("meshd", 1000.0), ("fastapi", 400.0), ("smg", 500.0)):
+        done = replace(BASE, front_end=name, per_s=per_s)
+        found += [Entry(point, name, 0, done) for point in ("proxy/1k/1", "proxy/1k/16", "tokenize/1k/16")]
+        streams = replace(BASE, front_end=name, p50_us=50.0 if name == "direct" else 250.0)
+        found.append(Entry("stream/64", name, 0, streams))
+    return found
+
+
+KEPT = Kept(CONDITIONS, MACHINE, entries())
+
+
+def test_cells_are_in_the_order_of_the_grid_with_ratios() -> None:
+    cells = cells_of(Kept(CONDITIONS, MACHINE, entries()[::-1]))
+    names = list(dict.fromkeys(cell.point.name for cell in cells))
+    assert names == ["proxy/1k/1", "proxy/1k/16", "stream/64", "tokenize/1k/16"]
+    ratios = {cell.row.front_end: cell.row.rate_ratio for cell in cells if cell.point.name == "proxy/1k/1"}
+    assert ratios == {"direct": None, "meshd": 2.5, "fastapi": 1.0, "smg": 1.25}
+
+
+def test_limits_name_what_the_figures_cannot_say() -> None:
+    absent = Entry("proxy/1k/1", "nginx", 0, None, "nginx: did not start\nlog")
+    kept = Kept(CONDITIONS, MACHINE, [*entries(), absent])
+    text = limits_of(kept, cells_of(kept))[1]
+    assert "share their CPUs" in text
+    assert "smg write the body anew" in text and "smg does not tokenize" in text
+    assert "nginx could not be measured everywhere: nginx: did not start\n" not in text
+    assert "nginx could not be measured everywhere: nginx: did not start" in text
+
+
+def test_a_cell_that_the_front_end_did_not_bound_is_marked() -> None:
+    bound = Entry("proxy/1k/4", "meshd", 0, replace(BASE, bottleneck="load generator"))
+    kept = Kept(CONDITIONS, MACHINE, [*entries(), bound])
+    cells = cells_of(kept)
+    assert "1,000 ◦" in table_of([cell for cell in cells if cell.point.name == "proxy/1k/4"])
+    assert "In 1 cells" in limits_of(kept, cells)[1]
+
+
+def test_added_delay_is_less_that_of_the_direct_way() -> None:
+    rows = {cell.row.front_end: cell.row for cell in cells_of(KEPT) if cell.point.kind == "stream"}
+    assert added_delays(rows["meshd"], rows["direct"]) == ["0.20", "0.00"]
+    assert added_delays(rows["direct"], rows["direct"]) == ["–", "–"]
+
+
+def test_every_table_has_as_many_cells_in_each_line() -> None:
+    text = markdown_of(KEPT, cells_of(KEPT), [])
+    for block in text.split("\n\n"):
+        if block.startswith("|"):
+            assert len({line.count("|") for line in block.splitlines()}) == 1
+
+
+def test_an_invalid_round_gives_no_figures() -> None:
+    bad = Entry("proxy/1k/1", "meshd", 0, replace(BASE, faults=("3 read errors",)))
+    (cell,) = cells_of(Kept(CONDITIONS, MACHINE, [bad]))
+    line = table_of([cell]).splitlines()[-1]
+    assert "0 of 1" in line and "3 read errors" in line and "1,000" not in line
+
+
+def test_heat_map_holds_our_rate_over_the_rivals() -> None:
+    proxy = [cell for cell in cells_of(KEPT) if cell.point.kind == "proxy"]
+    assert rate_ratios(proxy, "meshd", "smg") == {(1024, 1): 2.0, (1024, 16): 2.0}
+
+
+def test_frontier_keeps_what_nobody_beats_in_both() -> None:
+    assert frontier([(100, 5), (200, 5), (300, 9), (250, 10)]) == [(200, 5), (300, 9)]
+
+
+def test_report_writes_markdown_plots_csv_and_raw_rounds(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    state = State(tmp_path / "state.jsonl", CONDITIONS, MACHINE)
+    for entry in entries():
+        state.add(entry)
+    assert run_report(argparse.Namespace(state=tmp_path / "state.jsonl", to=tmp_path / "report")) == 0
+    report = (tmp_path / "report" / "report.md").read_text()
+    for name in ("heatmap-proxy.svg", "pareto-proxy.svg", "heatmap-tokenize.svg"):
+        assert f"]({name})" in report and (tmp_path / "report" / name).stat().st_size > 0
+        assert (tmp_path / "report" / name.replace(".svg", ".png")).exists()
+    with (tmp_path / "report" / "table.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == len(entries())
+    assert {row["per_s"] for row in rows if row["front_end"] == "smg" and row["streams"] == "0"} == {"500.0"}
+    assert (tmp_path / "report" / "rounds.jsonl").read_text() == (tmp_path / "state.jsonl").read_text()
+
+
+def test_report_without_a_state_says_what_to_run_first(tmp_path: Path) -> None:
+    with pytest.raises(BenchError, match="run `python -m bench table` first"):
+        run_report(argparse.Namespace(state=tmp_path / "none", to=tmp_path))
