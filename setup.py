@@ -34,6 +34,8 @@ HOT: Final = (
     "prepare/job.py",
     "prepare/lane.py",
     "prepare/layout.py",
+    "prepare/pool_health.py",
+    "prepare/quarantine.py",
     "prepare/ring.py",
     "io/*.py",
 )

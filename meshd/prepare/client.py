@@ -21,9 +21,6 @@ others. Unclaimed jobs stay on the ring for the replacement, or move to a worker
 is killed, the controller counts as cancelled: it finds how many by the difference in the metric cells. The
 word ``lost`` tells it how much of that difference is our predecessors', so that our open jobs are not in it.
 
-**Broken layout.** Whoever sees a wrong sequence or check line sets the word ``fault`` of its cell. All I/O
-processes look at all of them, and refuse every job until the node is started again.
-
 **Late results.** A completion is matched by its place on the ring; the sequence in it is a check. A result
 for a job that is terminal is dropped, and unpins its slot.
 """
@@ -41,14 +38,9 @@ from meshd.prepare import codec
 from meshd.prepare.dispatch import Dispatcher
 from meshd.prepare.job import Job, JobState, Result
 from meshd.prepare.lane import Lane
-from meshd.prepare.layout import (
-    OUTCOME_DIED,
-    OUTCOME_REFUSED,
-    OUTCOME_SKIPPED,
-    OUTCOME_VIEW,
-    has_fault,
-    open_layout,
-)
+from meshd.prepare.layout import OUTCOME_DIED, OUTCOME_REFUSED, OUTCOME_SKIPPED, OUTCOME_VIEW, open_layout
+from meshd.prepare.pool_health import PoolHealth
+from meshd.prepare.quarantine import take_over
 from meshd.prepare.ring import IoEnd, Record
 from meshd.slab import BodySlab
 
@@ -56,8 +48,6 @@ __all__ = ["Job", "PrepareClient", "PrepareMetrics", "PrepareSettings", "Result"
 
 _CAPACITY_PER_WORKER: Final = 64
 _LEAST_CAPACITY: Final = 256  # on few workers too a burst of short jobs is over before its time-out
-_NO_WORKER_LIMIT_NS: Final = 10_000_000_000
-_LOOK_LIMIT_NS: Final = 1_000_000_000
 _STAGES: Final = StageTimes._fields
 _MESSAGES: Final = {
     "prepare_queue_full": "Too many requests wait for preparation.",
@@ -126,8 +116,6 @@ class PrepareClient:
         capacity = settings.prepare_queue_capacity
         now_ns = clock()  # a predecessor used one sequence a descriptor, so it is below this
         self.is_closed = False
-        self._has_fault = False
-        self._board = board
         self._capacity = capacity if capacity >= 0 else default_capacity(topology.prepare_workers)
         self._queue_timeout_ns = settings.prepare_queue_timeout_ms * 1_000_000
         self._timeout_ns = settings.prepare_timeout_ms * 1_000_000
@@ -135,12 +123,8 @@ class PrepareClient:
         self._metrics = metrics
         self._lanes = lanes
         self._dispatcher = Dispatcher(lanes, seat % max(topology.prepare_workers, 1), now_ns)
-        self._looked_ns = now_ns
-        self._without_worker_ns = 0
-        self._rings = rings
-        self._layout = layout
+        self._health = PoolHealth(lanes, board, rings, layout, seat, now_ns)
         self._words = rings.words
-        self._fault_word = layout.fault_word(seat)
         self._waiting_word = layout.waiting_word(seat)
         self._others = tuple(
             (board.row(topology.board_io(other)), layout.epoch_word(other), layout.waiting_word(other))
@@ -148,7 +132,7 @@ class PrepareClient:
             if other != seat
         )
         self._others_waiting: tuple[int, ...] = ()  # the ``waiting`` words of live I/O processes
-        _take_over(lanes, slab)
+        take_over(lanes, slab)
         self._words[self._waiting_word] = 0
         self._words[layout.lost_word(seat)] = lost_jobs
         self._words[layout.epoch_word(seat)] = board.row(topology.board_io(seat)).epoch
@@ -156,14 +140,8 @@ class PrepareClient:
 
     @property
     def is_failed(self) -> bool:
-        """Whether the layout is broken, or there was no live worker for 10 s.
-
-        By the controller's clock, which the health routes go by, or by ours if there is no controller.
-        """
-        return self._has_fault or (
-            self._without_worker_ns > 0
-            and (self._without_worker_ns > _NO_WORKER_LIMIT_NS or self._board.prepare_failed > 0)
-        )
+        """Whether every job is refused: the layout is broken, or there was no live worker for 10 s."""
+        return self._health.is_failed
 
     @property
     def has_jobs(self) -> bool:
@@ -179,7 +157,7 @@ class PrepareClient:
         """
         self._metrics.job_submitted()
         now_ns = self._clock()
-        if self.is_closed or self._is_still_failed(now_ns):
+        if self.is_closed or (self._health.is_failed and self._is_still_failed(now_ns)):
             raise self._error("prepare_pool_closed")
         job.submitted_ns = now_ns
         job.start_by_ns = now_ns + self._queue_timeout_ns
@@ -270,8 +248,7 @@ class PrepareClient:
         entry = lane.entries.popleft()
         lane.forget(entry)
         if sequence != entry.sequence:
-            self._has_fault = True
-            self._words[self._fault_word] = 1
+            self._health.tell_fault()
             outcome = -1
         job = entry.job
         job.open_descriptors -= 1
@@ -379,19 +356,11 @@ class PrepareClient:
 
     def _is_still_failed(self, now_ns: int) -> bool:
         """Look again before a refusal: the health routes see a worker the moment that it lives."""
-        if self.is_failed:
-            self._look_at_board(now_ns)
-        return self.is_failed
+        self._look_at_board(now_ns)
+        return self._health.is_failed
 
     def _look_at_board(self, now_ns: int) -> None:
-        for lane in self._lanes:
-            lane.look_at_board()
-        self._has_fault = self._has_fault or has_fault(self._rings, self._layout)
-        # Time that this process slept through is no evidence: it could not have seen a worker.
-        self._without_worker_ns += min(now_ns - self._looked_ns, _LOOK_LIMIT_NS)
-        self._looked_ns = now_ns
-        if any(lane.is_alive for lane in self._lanes):
-            self._without_worker_ns = 0
+        if self._health.look(now_ns):
             self._dispatcher.recall_from_dead()
         words = self._words
         self._others_waiting = tuple(
@@ -418,24 +387,3 @@ class PrepareClient:
 def default_capacity(prepare_workers: int) -> int:
     """Jobs that may wait on a node with so many prepare workers, if its settings do not tell."""
     return max(_LEAST_CAPACITY, _CAPACITY_PER_WORKER * prepare_workers)
-
-
-def _take_over(lanes: tuple[Lane, ...], slab: BodySlab) -> None:
-    """Void a dead predecessor's descriptors, and keep the slots they name until they are answered."""
-    orphans: dict[int, Job] = {}
-    for lane in lanes:
-        first = lane.end.taken
-        for place, record in enumerate(lane.end.attach()):
-            sequence, body_offset, body_length, view_offset, view_capacity = record[:5]
-            job = orphans.get(view_offset)
-            if job is None:
-                slot = slab.quarantine(view_offset, view_capacity, body_offset, body_length)
-                job = orphans[view_offset] = Job(0, 0, slot, body_length, _ignore)
-                job.state = JobState.CANCELLED
-                job.is_release_due = True
-            lane.adopt(job, first + place, sequence)
-    slab.scrub()
-
-
-def _ignore(result: Result) -> None:
-    """No one waits for a job of a dead process."""
