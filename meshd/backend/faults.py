@@ -34,6 +34,8 @@ NUMBERS: Final = {
     "times": (0, 2**63),
 }
 
+NAMES: Final = ("retry-after", *NUMBERS, *FLAGS)
+
 _RETRY_AFTER = re.compile(r"[\x21-\x7e]+")
 _BODILESS = (204, 304)
 
@@ -82,7 +84,7 @@ def _value(name: str, value: str | None) -> int | str | bool:
             raise ValueError("fault 'retry-after' needs a value")
         return value
     if name not in NUMBERS:
-        raise ValueError(f"unknown fault '{name}'")
+        raise ValueError(f"unknown fault '{name}'; there are {', '.join(NAMES)}")
     low, high = NUMBERS[name]
     if value is None or not value.isascii() or not value.isdigit() or not low <= int(value) <= high:
         raise ValueError(f"fault '{name}' needs an integer from {low} to {high}")

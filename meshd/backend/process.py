@@ -21,6 +21,25 @@ from meshd.control import die_with_parent
 from meshd.errors import StartupError
 
 BACKLOG: Final = 1024
+_FAULTS: Final = """\
+A fault SPEC is a list of items, separated by commas:
+  status=N          answer with this status
+  retry-after=TEXT  send this header
+  delay-head-ms=N   wait before the head
+  token-delay-ms=N  wait before each event
+  error-event=N     event N of a stream is an error, and the last
+  no-done           leave out the end-of-stream event
+  no-usage          leave out the usage
+  bad-json          break the JSON
+  split=N           send pieces of N bytes
+  cut=N             close after N bytes of the body
+  reset-at=N        reset the connection there
+  stall=N           send nothing more there
+  close             close the connection in place of an answer
+  reset             reset it
+  malformed-head    answer with a head that is none
+  times=N           only for the next N requests (0: for none)
+"""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -41,7 +60,10 @@ def main(argv: Sequence[str]) -> int:
 
 def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="meshd backend", description="The bundled deterministic upstream, for tests and demos."
+        prog="meshd backend",
+        description="The bundled deterministic upstream, for tests and demos.",
+        epilog=_FAULTS,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
     add("--host", default="127.0.0.1", help="address to listen on (%(default)s)")
@@ -73,7 +95,7 @@ def build_parser() -> argparse.ArgumentParser:
         type=_faults,
         default="",
         metavar="SPEC",
-        help="faults of all requests, e.g. status=503,times=2",
+        help="what to do wrong, such as status=503,times=2; a request may ask for it too, in x-backend-fault",
     )
     return parser
 

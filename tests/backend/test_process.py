@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from meshd.backend.faults import NAMES
 from meshd.backend.process import build_parser, main, options_of
 from meshd.backend.service import Options
 
@@ -108,3 +109,17 @@ def test_served_models_and_faults_come_from_the_flags(start_backend: Any) -> Non
     assert [backend.post("/v1/chat/completions", HI).status for _ in range(2)] == [500, 200]
     refused = backend.post("/v1/chat/completions", {**HI, "model": "meshd-demo"})
     assert refused.json["error"]["code"] == "model_not_found"
+
+
+def test_help_tells_every_fault(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    lines = capsys.readouterr().out.splitlines()
+    told = {line.split()[0].partition("=")[0] for line in lines if line.startswith("  ") and line.strip()}
+    assert told >= set(NAMES)
+
+
+def test_an_unknown_fault_is_refused_with_those_there_are(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--fault", "slow"])
+    assert f"unknown fault 'slow'; there are {', '.join(NAMES)}" in capsys.readouterr().err
