@@ -42,6 +42,7 @@ class Setting:
     """One setting. Its name serves in four places: attribute and file key, flag, variable.
 
     ``above`` is an exclusive lower bound. ``choice_aliases``: other spellings of a choice.
+    ``choice_hints``: words of other routers, and the choice that does what they mean.
     ``aliases``: other names, written as flags without ``--``. ``default_text``: what help shows where
     the default is a stand-in such as 0. ``check``: returns the value, perhaps in normal form, or raises
     ``ValueError`` with words that follow "name: ". ``readers``: which processes a change replaces, if it
@@ -60,6 +61,7 @@ class Setting:
     above: float | None
     choices: tuple[str, ...]
     choice_aliases: tuple[tuple[str, str], ...]
+    choice_hints: tuple[tuple[str, str], ...]
     aliases: tuple[str, ...]
     metavar: str
     default_text: str
@@ -92,6 +94,7 @@ def setting(
     above: float | None = None,
     choices: tuple[str, ...] = (),
     choice_aliases: tuple[tuple[str, str], ...] = (),
+    choice_hints: tuple[tuple[str, str], ...] = (),
     aliases: tuple[str, ...] = (),
     metavar: str = "",
     default_text: str = "",
@@ -110,6 +113,7 @@ def setting(
         "above": above,
         "choices": choices,
         "choice_aliases": choice_aliases,
+        "choice_hints": choice_hints,
         "aliases": aliases,
         "metavar": metavar,
         "default_text": default_text,

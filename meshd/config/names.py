@@ -10,8 +10,13 @@ from typing import Final
 _CUTOFF: Final = 0.6
 
 
-def unknown(what: str, name: str, known: Iterable[str], prefix: str = "") -> str:
-    """Say that ``name`` is unknown and which of ``known`` is nearest; ``prefix`` is put before both."""
+def unknown(
+    what: str, name: str, known: Iterable[str], prefix: str = "", otherwise: str = "see meshd --help"
+) -> str:
+    """Say that ``name`` is unknown and which of ``known`` is nearest; ``prefix`` is put before both.
+
+    ``otherwise``: what is said if none is near.
+    """
     near = get_close_matches(name, list(known), n=1, cutoff=_CUTOFF)
-    hint = f"did you mean {prefix}{near[0]}?" if near else "see meshd --help"
+    hint = f"did you mean {prefix}{near[0]}?" if near else otherwise
     return f"unknown {what} {prefix}{name}: {hint}"

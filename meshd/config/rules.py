@@ -76,7 +76,8 @@ def _health_timeout(settings: Settings, sources: Sources) -> Iterator[str]:
     timeout, interval = settings.health_check_timeout_secs, settings.health_check_interval_secs
     if timeout > interval:
         yield (
-            f"--health-check-timeout-secs ({timeout:g}) is above --health-check-interval-secs ({interval:g})"
+            f"--health-check-timeout-secs ({timeout:g}) is above --health-check-interval-secs ({interval:g}):"
+            " lower it too"
         )
 
 

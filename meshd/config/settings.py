@@ -34,6 +34,7 @@ _POLICIES: Final = (
     "dp_sticky",
 )
 _POLICY_ALIASES: Final = (("consistent_hashing", "consistent_hash"),)
+_POLICY_HINTS: Final = (("manual", "dp_sticky"), ("sticky_least_loaded", "dp_sticky"))
 
 _listener = partial(setting, section="Listeners", takes_effect="restart")
 _front = partial(setting, takes_effect="processes", readers=("io", "controller"))
@@ -201,12 +202,14 @@ class Settings:
         help="How a server is picked among the candidates: docs/routing.md.",
         choices=_POLICIES,
         choice_aliases=_POLICY_ALIASES,
+        choice_hints=_POLICY_HINTS,
     )
     prefill_policy: str = _routing(
         "",
         help="The same among prefill servers, for prefill/decode disaggregation; has no effect without it.",
         choices=_POLICIES,
         choice_aliases=_POLICY_ALIASES,
+        choice_hints=_POLICY_HINTS,
         default_text="--policy",
     )
     decode_policy: str = _routing(
@@ -214,6 +217,7 @@ class Settings:
         help="The same among decode servers.",
         choices=_POLICIES,
         choice_aliases=_POLICY_ALIASES,
+        choice_hints=_POLICY_HINTS,
         default_text="--policy",
     )
     cache_threshold: float = _routing(
@@ -470,6 +474,14 @@ class Settings:
         choices=("debug", "info", "warn", "error"),
         choice_aliases=(("warning", "warn"), ("critical", "error")),
     )
+    json_log: bool = _log(False, help="Write each line as a JSON object.", aliases=("log-json",))
+    log_dir: str = _log(
+        "",
+        help="Also write meshd.log in this directory; SIGHUP reopens it.",
+        takes_effect="restart",
+        metavar="DIRECTORY",
+    )
+
     enable_trace: bool = _trace(
         False,
         help="Make a span of each request and of each exchange with a server, and send them over OTLP; a"
@@ -480,14 +492,6 @@ class Settings:
         help="Collector of the spans, gRPC: host:port, or a URL; encrypted if that is https.",
         metavar="ENDPOINT",
         check=checks.check_endpoint,
-    )
-
-    json_log: bool = _log(False, help="Write each line as a JSON object.", aliases=("log-json",))
-    log_dir: str = _log(
-        "",
-        help="Also write meshd.log in this directory; SIGHUP reopens it.",
-        takes_effect="restart",
-        metavar="DIRECTORY",
     )
 
     shutdown_delay_secs: float = _shutdown(

@@ -80,7 +80,9 @@ def check(setting: Setting, value: Any) -> Any:
     elif setting.choices:
         value = dict(setting.choice_aliases).get(value, value)
         if value not in setting.choices and value != setting.default:  # which may stand for "derive it"
-            raise ValueError(f"{value!r} is not one of {', '.join(setting.choices)}")
+            near = dict(setting.choice_hints).get(value)
+            hint = f"; the nearest to it is {near}" if near else ""
+            raise ValueError(f"{value!r} is not one of {', '.join(setting.choices)}{hint}")
     return setting.check(value) if setting.check else value
 
 

@@ -83,7 +83,7 @@ def read_members(table: Mapping[Any, object], known: tuple[str, ...]) -> dict[st
     members = {str(key).replace("-", "_"): value for key, value in table.items()}
     for name in members:
         if name not in known and name not in IGNORED:
-            raise ValueError(unknown("member", name, known))
+            raise ValueError(unknown("member", name, known, otherwise=f"it is none of {', '.join(known)}"))
     checked = {name: _member(name, value) for name, value in members.items() if name in known}
     timeout, interval = (checked.get(name) for name in PROBING[1::-1])
     if timeout is not None and interval is not None and timeout > interval:

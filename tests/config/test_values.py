@@ -83,8 +83,16 @@ def test_a_comma_within_an_item_is_kept() -> None:
 
 
 def test_another_policy_is_refused_with_those_there_are() -> None:
-    with pytest.raises(ValueError, match="'manual' is not one of random, round_robin, power_of_two"):
-        from_text(_BY_NAME["policy"], "manual")
+    with pytest.raises(ValueError, match=r"'foo' is not one of random, .*, dp_sticky$"):
+        from_text(_BY_NAME["policy"], "foo")
+
+
+@pytest.mark.parametrize("name", ["manual", "sticky_least_loaded"])
+def test_a_policy_of_another_router_is_refused_with_the_nearest(name: str) -> None:
+    with pytest.raises(
+        ValueError, match=f"'{name}' is not one of random, .*; the nearest to it is dp_sticky"
+    ):
+        from_text(_BY_NAME["policy"], name)
 
 
 @given(st.text(st.characters(exclude_categories=["Cs"])))

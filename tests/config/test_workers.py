@@ -27,6 +27,7 @@ def test_members_may_be_written_with_hyphens() -> None:
         ({"labels": {"a": 1}}, "labels: must be a table of strings"),
         ({"api_key": "a\nb"}, "api_key: not a legal header value"),
         ({"lables": {}}, "unknown member lables: did you mean labels?"),
+        ({"colour": 1}, "unknown member colour: it is none of url, api_key, model_id, "),
         ({"worker_type": "encode"}, "worker_type: must be one of regular, prefill, decode"),
         ({"runtime": "sglangg"}, "runtime: must be one of sglang, vllm, trtllm, atom"),
         ({"bootstrap_port": 8998}, "bootstrap_port: only a prefill server has one"),

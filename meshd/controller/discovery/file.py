@@ -110,7 +110,7 @@ def read_workers(path: str, data: bytes) -> tuple[WorkerSpec, ...]:
     document = _parse(path, data)
     for key in document:
         if key != "workers":
-            raise ValueError(unknown("key", key, ["workers"]))
+            raise ValueError(unknown("key", key, ["workers"], otherwise="the only one is workers"))
     if "workers" not in document:
         raise ValueError("has no workers (a list without any is written workers = [])")
     try:

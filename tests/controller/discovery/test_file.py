@@ -175,6 +175,7 @@ def test_a_list_without_any_is_written_so() -> None:
     [
         ("w.toml", b"", "has no workers"),
         ("w.toml", b"worker = []", "unknown key worker: did you mean workers?"),
+        ("w.toml", b"x = []", "unknown key x: the only one is workers"),
         ("w.toml", b"workers = 1", "workers: must be tables, each written"),
         (
             "w.toml",
