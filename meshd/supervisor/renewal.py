@@ -12,7 +12,7 @@ from typing import Final
 from meshd.config import SETTINGS, Settings
 from meshd.control import Role
 from meshd.log import Log
-from meshd.supervisor.child import Child, ChildSpec
+from meshd.supervisor.child import Child, ChildSpec, Duty
 from meshd.supervisor.children import Children
 from meshd.supervisor.replacement import Act, Key, Progress, Replacement, Sight
 
@@ -74,7 +74,7 @@ class Renewal:
 
     def advance(self, now_ns: int) -> None:
         """Do what is due; call it after every event."""
-        if self._replacement is None:
+        if self._replacement is None and self._are_seats_free():
             self._begin(now_ns)
         while self._replacement is not None:
             acts = self._replacement.next_acts(now_ns, self._sights())
@@ -93,6 +93,10 @@ class Renewal:
             self._settle(self._replacement)
 
     # --------------------------------------------------------------------------------------- begin, end
+
+    def _are_seats_free(self) -> bool:
+        """Whether nobody is left of the replacement before; successors that it dropped take time to die."""
+        return all(child.duty is Duty.SERVING for child in self._children.all)
 
     def _begin(self, now_ns: int) -> None:
         roles = set(_ROLES) if self._wants_all else readers_of_changes(self.in_force, self._wanted)

@@ -8,7 +8,9 @@ from typing import Any
 
 from meshd.config import Settings
 from meshd.control import Role, State
-from meshd.supervisor.renewal import readers_of_changes
+from meshd.log import Log
+from meshd.supervisor.child import Child, ChildSpec, Duty
+from meshd.supervisor.renewal import Renewal, readers_of_changes
 from tests.supervisor.conftest import FakeNode
 
 ALL = (Role.CONTROLLER, Role.LEADER, Role.IO)
@@ -168,3 +170,37 @@ def test_readers_of_changes_are_the_kinds_that_read_a_setting():
     assert readers_of_changes(Settings(), Settings(health_check_interval_secs=1)) == {Role.CONTROLLER}
     assert readers_of_changes(Settings(), Settings(tokenizer_path="/t")) == set(ALL)
     assert readers_of_changes(Settings(), Settings(port=1, shutdown_delay_secs=1)) == set()
+
+
+class FakeChildren:
+    """One leader and its dropped successor, which has been killed and is not reaped yet."""
+
+    def __init__(self, specs: list[ChildSpec]) -> None:
+        self.all = [Child(specs[0], {}), Child(specs[1], {}, Duty.RETIRING)]
+        self.started: list[int] = []
+
+    def serving(self, key: object) -> Child:
+        return self.all[0]
+
+    def successor(self, key: object) -> Child | None:
+        return next((child for child in self.all if child.duty is Duty.SUCCESSOR), None)
+
+    def drop_successor(self, key: object) -> None:
+        """It has no process, and so counts as dead."""
+
+    def start_successor(self, spec: ChildSpec, settings: object) -> None:
+        self.started.append(spec.seat)
+        self.all.append(Child(spec, {}, Duty.SUCCESSOR))
+
+
+def test_a_queued_replacement_waits_until_the_dropped_ones_of_the_one_before_are_gone():
+    specs = [ChildSpec(role=Role.LEADER, index=0, seat=seat, program=()) for seat in (1, 2)]
+    children, settings = FakeChildren(specs), Settings()
+    log = Log("test", "error", stream_fd=-1)
+    renewal = Renewal(children, specs, settings, lambda told: told, 2, log, lambda: 0)  # type: ignore[arg-type]
+    renewal.want(settings, everything=True)
+    renewal.advance(1)
+    assert children.started == [] and renewal.is_pending
+    del children.all[1]  # reaped
+    renewal.advance(2)
+    assert children.started == [2]
