@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import traceback
+from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from meshd.api.endpoints import Endpoint
@@ -58,6 +59,7 @@ class Exchange:
     __slots__ = (
         "_closes",
         "_downstream",
+        "_fan_out",
         "_head",
         "_io",
         "_job",
@@ -79,6 +81,7 @@ class Exchange:
         self._room: BodyRoom | None = None
         self._job: Job | None = None
         self._prepared: PreparedAnswer | None = None
+        self._fan_out: FanOut | None = None
         self.placement: Placement | None = None
         self.leg: Leg | None = None
         self._relay: Relay | None = None
@@ -200,8 +203,10 @@ class Exchange:
         record.routed = io.metrics.routed(record.model_label, endpoint.label, False)
         origins = io.director.origins(endpoint)
         request = ResourceRequest(self._head, endpoint, resource_id, record.request_id, record)
-        fan_out = FanOut(io, io.director, request, record.ticket_at + io.settings.request_timeout_secs)
+        deadline = record.ticket_at + io.settings.request_timeout_secs
+        fan_out = self._fan_out = FanOut(io, io.director, request, deadline)
         self.leg, response, authority, self.placement = await fan_out.run(origins)
+        self._fan_out = None
         record.placement = self.placement
         record.upstream, record.reason = self.placement.upstream.url, self.placement.reason
         record.attempts = len(origins)
@@ -366,13 +371,11 @@ class Exchange:
         else:
             self._cancel()
 
-    def upstream_id(self) -> str:
-        """Return the id of the upstream that the request is at, empty if it is at none."""
-        return "" if self.placement is None else self.placement.upstream.id
-
-    def cut_off(self, cause: str) -> None:
-        """End what the upstream is doing for the request, as if it had closed the connection."""
-        if self.leg is not None:
+    def cut_off(self, removed: Collection[str], cause: str) -> None:
+        """End what upstreams with these ids are doing for the request, as if they had closed it."""
+        if self._fan_out is not None:
+            self._fan_out.cut_off(removed, cause)
+        elif self.placement is not None and self.leg is not None and self.placement.upstream.id in removed:
             self.leg.cut_off(cause)
 
     def _cancel(self) -> None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
@@ -108,6 +108,7 @@ class FanOut:
         self._deadline = request_deadline
         self._limit_s: float | None = None
         self._failures: list[str] = []
+        self._legs: dict[Leg, str] = {}  # that hold a connection, or wait for one, by the id of the upstream
 
     async def run(self, origins: Sequence[Upstream]) -> Winner:
         """Ask ``origins``, each once; return the answer to relay.
@@ -140,7 +141,14 @@ class FanOut:
             raise MeshError(
                 "no_worker_response", "No server answered.", cause="; ".join(self._failures[:MAX_ASKED])
             )
+        del self._legs[best.winner.leg]
         return best.winner
+
+    def cut_off(self, removed: Collection[str], cause: str) -> None:
+        """End the exchanges with the upstreams that have these ids, as if those had died."""
+        for leg, upstream_id in self._legs.items():
+            if upstream_id in removed:
+                leg.cut_off(cause)
 
     async def _ask(self, order: int, upstream: Upstream) -> _Answer | None:
         """Return the answer of one origin, None if it gave none."""
@@ -149,6 +157,7 @@ class FanOut:
         placement = self._holder.hold(upstream)
         began_at = io.clock()
         leg = Leg(io, self._deadline)
+        self._legs[leg] = upstream.id
         answer: _Answer | None = None
         traced, trace_fields = self._trace(upstream)
         try:
@@ -170,6 +179,7 @@ class FanOut:
             if traced is not None:
                 traced.end(io.clock(), leg)
             if answer is None:  # a cancellation too
+                del self._legs[leg]
                 leg.close()
                 self._holder.release(placement)
         return answer
@@ -227,6 +237,7 @@ class FanOut:
             winner = answer.winner
             is_failure = winner.response.status in FAILURES
             self._io.metrics.leg_ended(winner.placement.upstream.url, "failure" if is_failure else "neutral")
+            del self._legs[winner.leg]
             winner.leg.release()
             self._holder.release(winner.placement)
 

@@ -87,6 +87,9 @@ class Leg:
         if self._is_closed:
             connection.close()
             raise asyncio.CancelledError
+        if self._is_cut_off:  # while it was being connected
+            connection.close()
+            raise UpstreamFailure("upstream_connection_failed", "cut off before it was sent", False, False)
         response = self.response = await self._start(connection, method, request, body)
         return response
 

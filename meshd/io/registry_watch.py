@@ -6,7 +6,7 @@ upstream which was removed by force are cut, as if it had died.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Final, Protocol
 
 from meshd.routing.registry import Registry
@@ -17,9 +17,9 @@ CUT_CAUSE: Final = "the upstream was removed by force"
 class Running(Protocol):
     """A request in progress: an ``Exchange``."""
 
-    def upstream_id(self) -> str: ...
-
-    def cut_off(self, cause: str) -> None: ...
+    def cut_off(self, removed: Collection[str], cause: str) -> None:
+        """End what upstreams with these ids are doing for the request, as if they had died."""
+        ...
 
 
 class RegistryWatch:
@@ -49,8 +49,7 @@ class RegistryWatch:
         self._origins = origins
         if registry.cut:
             for request in list(self._running()):
-                if request.upstream_id() in registry.cut:
-                    request.cut_off(CUT_CAUSE)
+                request.cut_off(registry.cut, CUT_CAUSE)
 
     def __repr__(self) -> str:
         return f"RegistryWatch(generation={self._generation}, {len(self._origins)} origins)"

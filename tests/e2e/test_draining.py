@@ -16,7 +16,7 @@ from tests.e2e.conftest import COMMON
 from tests.fakes.node import Backend, Node, running, wait_until
 from tests.fakes.workers import add, call, remove_all, served_by, workers
 
-FLAGS = (*COMMON, "--route-headers", "--policy", "round_robin")
+FLAGS = (*COMMON, "--route-headers", "--policy", "least_load")
 
 
 @pytest.fixture(scope="module")
@@ -109,6 +109,24 @@ def test_force_cuts_the_stream_with_the_error_event_and_removes_the_upstream_at_
     assert unharmed.rest().endswith("data: [DONE]\n\n")
     wait_until(lambda: not node.held(), "something is still held")
     assert add(node, url) != worker
+
+
+def test_force_ends_the_wait_of_a_resource_operation_for_the_upstream(
+    node: Node, pair: tuple[str, str], backends: tuple[Backend, Backend]
+) -> None:
+    url = pair[0]
+    worker = workers(node)[url]["id"]
+    backends[0].fault("delay-head-ms=30000,times=1")
+    connection = http.client.HTTPConnection(node.host, node.port, timeout=20)
+    try:
+        connection.request("GET", "/v1/responses/resp_nowhere")
+        wait_until(lambda: workers(node)[url]["load"] == 1, "no request waits there")
+        call(node, "DELETE", f"/workers/{worker}?force=true")
+        assert connection.getresponse().status == 404
+        wait_until(lambda: not node.held(), "something is still held")
+    finally:
+        connection.close()
+        backends[0].fault("")
 
 
 def test_force_moves_a_request_without_an_answer_to_another_upstream(

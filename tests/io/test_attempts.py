@@ -405,6 +405,25 @@ def test_connect_ends_with_the_request_timer() -> None:
     play(story)
 
 
+def test_upstream_removed_by_force_while_it_is_connected_to_gets_no_request() -> None:
+    async def story() -> None:
+        async with scene([reply(200)], [reply(200)]) as it:
+            connect = it.pool.connect
+
+            async def slowly(address: Any) -> Any:
+                connection = await connect(address)
+                if len(it.of("place")) == 1:
+                    it.leg.cut_off("removed")
+                return connection
+
+            it.pool.connect = slowly  # type: ignore[method-assign]
+            it.plan = [0, 1]
+            assert (await it.run())[0] == 200
+            assert [len(server.requests) for server in it.servers] == [0, 1]
+
+    play(story)
+
+
 def test_cancel_during_the_back_off_leaves_the_kept_answer_to_the_holder_alone() -> None:
     async def story() -> None:
         async with scene([reply(503, b"x" * 200_000)], initial_s=5, max_s=9) as it:

@@ -121,13 +121,21 @@ class Scene:
         keys: tuple[str | None, ...] = (),
         seconds: float = 60.0,
     ) -> Winner:
+        return await self.asking(method, target, fields, seconds).run(self.upstreams(*keys))
+
+    def asking(
+        self,
+        method: str = "GET",
+        target: str = "/v1/responses/resp%5F1",
+        fields: str = "",
+        seconds: float = 60.0,
+    ) -> FanOut:
         head = parse_request_head(
             f"{method} {target} HTTP/1.1\r\nhost: h\r\n{fields}\r\n".encode(), 65536, 256
         )
         endpoint, resource_id = EndpointRegistry().find(method, head.path)
         request = ResourceRequest(head, endpoint, resource_id, "resp-id")
-        asking = FanOut(self.io, self, request, self.io.clock() + seconds)
-        return await asking.run(self.upstreams(*keys))
+        return FanOut(self.io, self, request, self.io.clock() + seconds)
 
     def end(self, winner: Winner) -> None:
         """Do what the exchange does after the relay."""
@@ -364,6 +372,34 @@ def test_cancellation_in_every_turn_of_the_loop_leaves_nothing_behind() -> None:
                     it.end(await running)
                 await it.settle()
                 assert it.is_clean, turns
+
+    play(story)
+
+
+def test_upstream_removed_by_force_is_not_waited_for() -> None:
+    async def story() -> None:
+        async with scene(SILENCE, NOT_FOUND) as it:
+            asking = it.asking()
+            running = asyncio.create_task(asking.run(it.upstreams()))
+            await it.origins[0].arrived.wait()
+            asking.cut_off(("0",), "removed")
+            winner = await asyncio.wait_for(running, 10)
+            assert winner.response.status == 404
+            it.end(winner)
+            await it.origins[0].ended.wait()
+            assert it.is_clean
+
+    play(story)
+
+
+def test_force_does_not_touch_the_connection_of_an_exchange_that_has_ended() -> None:
+    async def story() -> None:
+        async with scene(NOT_FOUND, NOT_FOUND) as it:
+            asking = it.asking()
+            it.end(await asking.run(it.upstreams()))
+            taken = [it.pool.try_idle(it.pool.target(upstream)[0]) for upstream in it.upstreams()]
+            asking.cut_off(("0", "1"), "removed")
+            assert [connection is not None and connection.is_closed for connection in taken] == [False] * 2
 
     play(story)
 

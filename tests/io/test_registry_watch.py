@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 
 from meshd.io.registry_watch import RegistryWatch
@@ -18,11 +19,9 @@ class PlayedRequest:
     at: str
     causes: list[str] = field(default_factory=list)
 
-    def upstream_id(self) -> str:
-        return self.at
-
-    def cut_off(self, cause: str) -> None:
-        self.causes.append(cause)
+    def cut_off(self, removed: Collection[str], cause: str) -> None:
+        if self.at in removed:
+            self.causes.append(cause)
 
 
 @dataclass
