@@ -1,7 +1,7 @@
 """Act on a new generation of the set of upstreams, beyond placing by it (upstream.md §9).
 
-Idle connections to an origin that takes no requests any more are closed at once; requests that run on an
-upstream which was removed by force are cut, as if it had died.
+Idle connections to an origin that takes no requests any more are closed at once, those that become idle
+while it drains too; requests that run on an upstream which was removed by force are cut, as if it had died.
 """
 
 from __future__ import annotations
@@ -36,10 +36,13 @@ class RegistryWatch:
         self._running = running
         self._generation = -1
         self._origins: frozenset[str] = frozenset()
+        self._draining: frozenset[str] = frozenset()
 
     def check(self) -> None:
-        """Look whether the set has changed; one comparison while it has not."""
+        """Look whether the set has changed; one comparison while it has not and nothing drains."""
         registry = self._registry()
+        for origin in self._draining:
+            self._close_idle(origin)
         if registry.generation == self._generation:
             return
         self._generation = registry.generation
@@ -47,6 +50,7 @@ class RegistryWatch:
         for origin in self._origins - origins:
             self._close_idle(origin)
         self._origins = origins
+        self._draining = frozenset(u.base_url for u in registry.upstreams) - origins
         if registry.cut:
             for request in list(self._running()):
                 request.cut_off(registry.cut, CUT_CAUSE)
