@@ -17,6 +17,7 @@ from bench import BenchError
 from bench.cpu_sets import Cpus
 
 PACKAGES: Final = ("meshd", "uvloop", "httptools", "orjson", "fastapi", "uvicorn", "aiohttp", "tokenizers")
+PINS: Final = Path(__file__).parent / "baseline" / "requirements.txt"
 VERSION_FLAGS: Final = {"wrk": "-v", "nginx": "-v", "haproxy": "-v"}
 
 
@@ -68,11 +69,24 @@ def describe(cpus: Cpus) -> dict[str, Any]:
         "python": sys.version.split()[0],
         "revision": _revision(),
         "load_average": os.getloadavg(),
+        "not_as_pinned": differing_from_pins(),
         "packages": {name: version for name in PACKAGES if (version := _package(name))},
         "programs": {
             name: _first_line(name, flag) for name, flag in VERSION_FLAGS.items() if find_program(name)
         },
     }
+
+
+def parse_pins(text: str) -> dict[str, str]:
+    """name → version of the lines ``name==version`` of a requirements file."""
+    lines = (line.partition("#")[0].strip() for line in text.splitlines())
+    return {name: version for line in lines if line for name, _, version in [line.partition("==")]}
+
+
+def differing_from_pins() -> dict[str, str]:
+    """The packages of the baseline whose installed version is not the pinned one: name → the pinned one."""
+    pins = parse_pins(PINS.read_text())
+    return {name: version for name, version in pins.items() if _package(name) != version}
 
 
 def _cpu_model() -> str:

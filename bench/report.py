@@ -119,6 +119,8 @@ def limits_of(kept: Kept, cells: Sequence[Cell]) -> list[str]:
             "generator: there were too "
             "few CPUs. Latencies there include waiting for that CPU; compare front ends, not values."
         )
+    if differing := machine.get("not_as_pinned"):
+        found.append(f"The baseline was not run with the pinned versions: {_versions(differing)}.")
     found += _limits_by_front_end(cells)
     bound = [
         cell

@@ -28,7 +28,7 @@ from bench.cpu_sets import Cpus
 from bench.front_end import Site
 from bench.front_ends import FRONT_ENDS
 from bench.load import Load, hold_streams, parse_streams, parse_wrk
-from bench.machine import require
+from bench.machine import PINS, parse_pins, require
 from bench.memory import Memory, copies_of, parse_ps, table, told
 from bench.rounds import DIRECT, Reading, Round, Shares, account, bottleneck_of, round_from
 from bench.summary import markdown, summarise
@@ -468,3 +468,9 @@ def test_tokenizer_copies_are_counted_by_leaders_and_by_memory() -> None:
     assert (copies.workers, copies.held, copies.private_kib, copies.one_kib) == (8, 2, 40_000, 100_000)
     assert copies.measured == 2.0
     assert told(copies).startswith("8 prepare workers hold 2 copies")
+
+
+def test_versions_of_the_baseline_are_pinned() -> None:
+    pins = parse_pins(PINS.read_text())
+    assert {"fastapi", "uvicorn", "aiohttp"} <= set(pins) and all(pins.values())
+    assert parse_pins("# a\nx==1.2  # why\n\n") == {"x": "1.2"}

@@ -50,6 +50,7 @@ MACHINE = {
     "packages": {"meshd": "0.1.0"},
     "programs": {"wrk": "wrk 4"},
     "peers": {"smg": "1.0"},
+    "not_as_pinned": {"uvicorn": "0.1"},
     "apart": {"cpus_front_end": [0, 1], "is_front_alone": False},
 }
 CONDITIONS = {"seconds": 5.0, "tokenizer": "abc"}
@@ -80,7 +81,7 @@ def test_limits_name_what_the_figures_cannot_say() -> None:
     absent = Entry("proxy/1k/1", "nginx", 0, None, "nginx: did not start\nlog")
     kept = Kept(CONDITIONS, MACHINE, [*entries(), absent])
     text = limits_of(kept, cells_of(kept))[1]
-    assert "share their CPUs" in text
+    assert "share their CPUs" in text and "not run with the pinned versions: uvicorn 0.1" in text
     assert "smg write the body anew" in text and "smg does not tokenize" in text
     assert "nginx could not be measured everywhere: nginx: did not start\n" not in text
     assert "nginx could not be measured everywhere: nginx: did not start" in text
