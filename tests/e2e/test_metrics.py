@@ -139,7 +139,8 @@ def test_jobs_submitted_are_the_sum_of_their_outcomes(grown):
     assert grown.by("mesh_prepare_rejections_total", "reason") == {"invalid_request": 5}
     views = jobs - grown("mesh_prepare_rejections_total")
     assert grown("mesh_router_requests_total") == grown("mesh_router_request_duration_seconds_count") == views
-    for stage in ("json_parse", "view", "encode"):
+    assert grown("mesh_prepare_stage_seconds_count", stage="json_parse") == jobs  # refused ones ended it too
+    for stage in ("view", "encode"):
         assert grown("mesh_prepare_stage_seconds_count", stage=stage) == views
     assert grown("mesh_prepare_stage_seconds_count", stage="template") == 10
 
