@@ -17,7 +17,7 @@ from typing import Final
 from meshd.config.settings import Settings
 from meshd.controller.health import HealthJudge, ProbeRules
 from meshd.controller.http_client import FetchError, UpstreamClient
-from meshd.controller.registering import Registrations
+from meshd.controller.registering import Registrations, lacks_facts
 from meshd.controller.registration import discover
 from meshd.controller.registry_keeper import RegistryKeeper
 from meshd.log import Log
@@ -27,6 +27,9 @@ from meshd.routing.registry import Upstream
 MAX_PROBES: Final = 128
 MAX_REGISTRATIONS: Final = 200
 MAX_BODY_BYTES: Final = 1 << 20
+FACTS_WAIT_S: Final = 0.5
+"""How long an upstream that is not probed may take to tell its models before it is used without them. Not 0:
+one that answers serves no request for a model that it does not have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,14 +176,24 @@ class Prober:
 
     async def _take_as_healthy(self, watch: _Watch) -> None:
         while (upstream := self._first(watch)) is not None:
-            if upstream.state == "active":
-                if not upstream.is_healthy:
-                    self._registrations.set_health(watch.base_url, True)
+            is_new = upstream.state == "starting"
+            if not is_new and not upstream.is_healthy:
+                self._registrations.set_health(watch.base_url, True)
+            if not is_new and not lacks_facts(upstream):  # else a former controller ended too early
                 return
-            await self._register(watch, upstream)
+            registering = asyncio.create_task(self._register(watch, upstream))
+            try:
+                if is_new:
+                    await asyncio.wait((registering,), timeout=0 if upstream.models else FACTS_WAIT_S)
+                    if not registering.done():
+                        self._registrations.activate_without_facts(watch.base_url)
+                await registering
+            finally:
+                registering.cancel()
             upstream = self._first(watch)
-            if upstream is not None and upstream.state == "starting":  # it has to have ranks and tells none
-                await self._sleep(watch.settings.rules.interval_s)
+            if upstream is None or upstream.state == "active":
+                return
+            await self._sleep(watch.settings.rules.interval_s)  # it has to have ranks and tells none
 
     async def _probe_on(self, watch: _Watch) -> None:
         first = self._first(watch)

@@ -16,6 +16,12 @@ from meshd.controller.registration import (
 from meshd.controller.registry_keeper import RegistryKeeper
 from meshd.log import Log
 from meshd.routing.registry import Upstream
+from meshd.routing.upstream import UNKNOWN_MODEL
+
+
+def lacks_facts(upstream: Upstream) -> bool:
+    """Say whether nothing is known of what an upstream serves."""
+    return upstream.serves_any_model and not upstream.entries
 
 
 class Registrations:
@@ -58,7 +64,8 @@ class Registrations:
                 return
         for upstream in self._keeper.present(base_url):
             labels = settled_labels(discovered, upstream.labels)
-            models = settled_models(discovered, upstream.models, labels)
+            configured = () if lacks_facts(upstream) else upstream.models
+            models = settled_models(discovered, configured, labels)
             self._keeper.change(
                 upstream,
                 labels=labels,
@@ -69,6 +76,18 @@ class Registrations:
             )
             self._note(upstream, "completed", discovered.problem)
         self._tell_active(base_url, discovered.problem)
+
+    def activate_without_facts(self, base_url: str) -> None:
+        """Put an origin in use that has not told its facts: with its configured models, else for any model.
+
+        Not where ranks are wanted: there is nothing to be used before their number is known.
+        """
+        if self._is_dp_aware:
+            return
+        for upstream in self._keeper.present(base_url):
+            models = upstream.models or (UNKNOWN_MODEL,)
+            self._keeper.change(upstream, models=models, state="active", is_healthy=True)
+            self._log.info("upstream_active", upstream=base_url, problem="it has not told its models yet")
 
     def fail(self, base_url: str, message: str) -> None:
         """Note that a registration has not succeeded in time; the upstream stays and is probed on."""

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from meshd.controller import prober as prober_module
 from meshd.controller.announcement import Announcement
 from meshd.controller.health import ProbeRules
 from meshd.controller.http_client import Answer, FetchError, UpstreamClient
@@ -26,6 +27,7 @@ from meshd.metrics.catalog import build_catalog
 from meshd.metrics.cells import MetricRow, segment_size
 from meshd.metrics.table import MetricTable
 from meshd.routing.registry import SEGMENT_BYTES, RegistryBoard, Upstream
+from tests.fakes.upstream_set import quiet_log
 
 URL = "http://u:1"
 STARTUP_LIMIT_S = 1800.0
@@ -124,6 +126,11 @@ class Play:
         return self.keeper.upstreams[0]
 
     @property
+    def status(self) -> str:
+        job = self.keeper.job(self.upstream)
+        return "" if job is None else job.status
+
+    @property
     def told(self) -> list[str]:
         """The problems that were logged, in order."""
         found = self.lines("upstream_unreachable")
@@ -211,6 +218,57 @@ def test_disabled_health_check_activates_at_once_and_never_probes() -> None:
     assert play.upstream.models == ("m1",)
     assert "/health" not in play.client.paths
     assert play.client.paths.count("/v1/models") == 1
+
+
+class SilentUpstream(PlayedUpstream):
+    """Tells its models when ``may_tell`` is set."""
+
+    def __init__(self) -> None:
+        super().__init__([])
+        self.may_tell = asyncio.Event()
+
+    async def get(self, upstream: Upstream, path: str, timeout_s: float, max_body_bytes: int) -> Answer:
+        await self.may_tell.wait()
+        return await super().get(upstream, path, timeout_s, max_body_bytes)
+
+
+@pytest.mark.parametrize(("model", "serves"), [("", ("unknown",)), ("own", ("own",))])
+def test_unprobed_upstream_is_used_at_once_though_it_is_silent_and_its_facts_come_later(
+    monkeypatch: pytest.MonkeyPatch, model: str, serves: tuple[str, ...]
+) -> None:
+    monkeypatch.setattr(prober_module, "FACTS_WAIT_S", 0.01)
+    play = Play([], is_disabled=True)
+    play.prober._client = play.client = client = SilentUpstream()
+    play.sources.start([Announcement(URL, model_id=model, labels=(("model_path", "/p"),))])
+
+    async def story() -> None:
+        watching = asyncio.create_task(play.prober.watch(play.upstream))
+        while play.upstream.state != "active":
+            await asyncio.sleep(0)
+        assert (play.upstream.is_healthy, play.upstream.models) == (True, serves)
+        assert play.status == "processing"
+        client.may_tell.set()
+        await watching
+        assert play.upstream.models == tuple(filter(None, (model, "m1")))
+        assert play.status == "completed"
+
+    asyncio.run(story())
+
+
+def test_facts_that_a_former_controller_did_not_wait_for_are_asked_for_by_the_next() -> None:
+    play = Play([], is_disabled=True)
+    play.sources.start([Announcement(URL)])
+    play.registrations.activate_without_facts(URL)
+    asyncio.run(play.prober.watch(play.upstream))
+    assert play.upstream.models == ("m1",)
+
+
+def test_unprobed_server_of_ranks_is_not_used_before_their_number_is_known() -> None:
+    play = Play([], is_disabled=True)
+    play.registrations = Registrations(play.keeper, quiet_log(), is_dp_aware=True)
+    play.sources.start([Announcement(URL)])
+    play.registrations.activate_without_facts(URL)
+    assert play.upstream.state == "starting"
 
 
 def test_after_a_restart_a_healthy_upstream_stays_so_and_its_probe_waits_its_turn() -> None:
