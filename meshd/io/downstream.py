@@ -18,12 +18,11 @@ what to write and when the answer has ended.
 from __future__ import annotations
 
 import asyncio
-import socket
-import struct
-from typing import Final, Protocol, cast
+from typing import Final, Protocol
 
 from meshd.errors import MeshError
 from meshd.io.body import BodyReceiver, Room
+from meshd.io.client_socket import ClientSocket
 from meshd.io.http1 import RequestHead, check_partial_head, find_head_end
 
 MAX_PENDING_BYTES: Final = 65536
@@ -31,10 +30,6 @@ KEEPABLE_REST_BYTES: Final = 65536  # of an unread body that is worth discarding
 DISCARD_SECS: Final = 5.0
 LINGER_BYTES: Final = 1 << 20
 LINGER_SECS: Final = 2.0
-WRITE_HIGH: Final = 262144
-WRITE_LOW: Final = 65536
-
-_LINGER_RESET: Final = struct.pack("ii", 1, 0)  # SO_LINGER of zero seconds: close sends a reset
 
 _HEAD, _WAIT, _BODY, _BUSY, _DISCARD, _LINGER, _CLOSING, _CLOSED = range(8)
 _STATE_NAMES: Final = ("HEAD", "WAIT", "BODY", "BUSY", "DISCARD", "LINGER", "CLOSING", "CLOSED")
@@ -74,7 +69,7 @@ class ConnectionServer(Protocol):
     def refuse(self, connection: DownstreamConnection, error: MeshError, head: bytes) -> bytes: ...
 
 
-class DownstreamConnection(asyncio.BufferedProtocol):
+class DownstreamConnection(ClientSocket):
     """A client connection; all methods are called on the event loop."""
 
     __slots__ = (
@@ -86,19 +81,14 @@ class DownstreamConnection(asyncio.BufferedProtocol):
         "_scan_from",
         "_server",
         "_state",
-        "_unsent",
         "deadline",
         "exchange",
         "head",
         "head_started_at",
-        "is_read_paused",
-        "is_write_paused",
-        "peer",
-        "transport",
-        "write_paused_at",
     )
 
     def __init__(self, server: ConnectionServer) -> None:
+        super().__init__()
         self._server = server
         self._state = _HEAD
         self._pending = b""
@@ -107,16 +97,10 @@ class DownstreamConnection(asyncio.BufferedProtocol):
         self._discard_left = 0
         self._has_served = False
         self._body_byte_at = 0.0
-        self._unsent = 0  # response bytes in the transport when last looked at
-        self.transport: asyncio.Transport | None = None
         self.exchange: ActiveExchange | None = None
         self.head: RequestHead | None = None
         self.head_started_at = 0.0
         self.deadline = 0.0
-        self.is_read_paused = False
-        self.is_write_paused = False
-        self.write_paused_at = 0.0
-        self.peer = ""
 
     def __repr__(self) -> str:
         return f"DownstreamConnection({self.peer} {_STATE_NAMES[self._state]} pending={len(self._pending)})"
@@ -124,11 +108,7 @@ class DownstreamConnection(asyncio.BufferedProtocol):
     # ------------------------------------------------------------------------------ asyncio callbacks
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        transport = cast(asyncio.Transport, transport)  # uvloop's own class is not registered as one
-        self.transport = transport
-        transport.set_write_buffer_limits(high=WRITE_HIGH, low=WRITE_LOW)
-        peer = transport.get_extra_info("peername")
-        self.peer = f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else ""
+        super().connection_made(transport)
         self.deadline = self._server.now() + self._server.header_timeout_s
         self._server.opened(self)
 
@@ -340,11 +320,7 @@ class DownstreamConnection(asyncio.BufferedProtocol):
         if self.transport is None or self._state == _CLOSED:
             return
         self._state = _CLOSING
-        if resets:
-            sock = self.transport.get_extra_info("socket")
-            if sock is not None:
-                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _LINGER_RESET)
-        self.transport.abort()
+        self._cut(resets)
 
     def _next_request(self) -> None:
         self._state = _HEAD
@@ -384,24 +360,18 @@ class DownstreamConnection(asyncio.BufferedProtocol):
         self.deadline = self._server.now() + LINGER_SECS
         if self.transport is None:
             return
-        self._unsent = self.transport.get_write_buffer_size()
         self._resume_reading()
-        if self.transport.can_write_eof():
-            self.transport.write_eof()
-        else:
+        if not self._try_shut_down():
             self.close()
 
     # ----------------------------------------------------------------------------------------- time
 
     def check_deadline(self, now: float) -> None:
         """Act on a timer that has run out; the process calls this for every connection, often."""
-        if self.is_write_paused:
-            if self._has_taken_bytes():
-                self.write_paused_at = now
-            elif now - self.write_paused_at > self._server.write_timeout_s:
-                self._gone("the client took no byte of the response")
-                self.abort()
-                return
+        if self.is_write_paused and self._is_stuck(now, self._server.write_timeout_s):
+            self._gone("the client took no byte of the response")
+            self.abort()
+            return
         if not self.deadline or now < self.deadline:
             return
         state = self._state
@@ -416,12 +386,6 @@ class DownstreamConnection(asyncio.BufferedProtocol):
             self.deadline = now + (LINGER_SECS if state == _LINGER else self._server.write_timeout_s)
         elif state >= _DISCARD:
             self.abort()
-
-    def _has_taken_bytes(self) -> bool:
-        """Whether the client took response bytes since this was asked last."""
-        before = self._unsent
-        self._unsent = self.transport.get_write_buffer_size() if self.transport is not None else 0
-        return self._unsent != before
 
     def _head_timed_out(self) -> None:
         if not self._pending:
@@ -450,7 +414,7 @@ class DownstreamConnection(asyncio.BufferedProtocol):
         if self.transport is None or self._state >= _CLOSING:
             return
         self._state = _CLOSING
-        self._unsent = self.transport.get_write_buffer_size()
+        self._unsent = self._count_unsent()
         self.deadline = self._server.now() + self._server.write_timeout_s
         self.transport.close()
 
@@ -460,13 +424,3 @@ class DownstreamConnection(asyncio.BufferedProtocol):
         exchange, self.exchange = self.exchange, None
         if exchange is not None:
             exchange.client_gone(cause)
-
-    def _pause_reading(self) -> None:
-        if not self.is_read_paused and self.transport is not None:
-            self.is_read_paused = True
-            self.transport.pause_reading()
-
-    def _resume_reading(self) -> None:
-        if self.is_read_paused and self.transport is not None and not self.transport.is_closing():
-            self.is_read_paused = False
-            self.transport.resume_reading()

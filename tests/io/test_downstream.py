@@ -10,14 +10,13 @@ from typing import Any
 import pytest
 
 from meshd.errors import MeshError
+from meshd.io.client_socket import WRITE_HIGH, WRITE_LOW
 from meshd.io.downstream import (
     DISCARD_SECS,
     KEEPABLE_REST_BYTES,
     LINGER_BYTES,
     LINGER_SECS,
     MAX_PENDING_BYTES,
-    WRITE_HIGH,
-    WRITE_LOW,
     DownstreamConnection,
 )
 from meshd.io.http1 import RequestHead, parse_request_head

@@ -16,7 +16,8 @@ import pytest
 import uvloop
 
 from meshd.errors import MeshError
-from meshd.io.downstream import WRITE_HIGH, WRITE_LOW, DownstreamConnection
+from meshd.io.client_socket import WRITE_HIGH, WRITE_LOW
+from meshd.io.downstream import DownstreamConnection
 from meshd.io.http1 import RequestHead, parse_request_head
 from meshd.io.tls_downstream import TlsDownstreamConnection
 from meshd.io.tls_greeter import TlsGreeter
