@@ -7,6 +7,7 @@ What a route does stands in the file that makes its rows: ``worker_info.py``, ``
 from __future__ import annotations
 
 import re
+import traceback
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from typing import Final
@@ -56,14 +57,19 @@ class AdminRoutes:
             return error_answer(request, "not_found", "There is no such path.")
         answer = methods.get(request.method)
         if answer is None:
-            return _not_allowed(request, list(methods))
+            allow = ", ".join(methods)
+            return error_answer(request, "method_not_allowed", f"This path answers {allow}.", allow)
         try:
             return await answer(request, segment)
         except MeshError as error:
             return error_answer(request, error.code, error.message)
         except Exception as fault:  # the edge of one admin request: the controller goes on
-            self._log.error("admin_failed", path=request.path, error=repr(fault))
-            return error_answer(request, "internal_error", "Something went wrong here.")
+            trace = "".join(traceback.format_exception(fault))
+            self._log.error("internal_error", path=request.path, error=repr(fault), trace=trace)
+            message = "Something went wrong here."
+            if request.path.startswith("/workers"):
+                return worker_error(request, 500, "INTERNAL_SERVER_ERROR", message)
+            return error_answer(request, "internal_error", message)
 
     def _find(self, path: str) -> tuple[dict[str, Answerer] | None, str]:
         methods = self._paths.get(path)
@@ -82,10 +88,3 @@ class AdminRoutes:
 def _pattern(template: str) -> re.Pattern[str]:
     before, after = _PLACEHOLDER.split(template)
     return re.compile(f"{re.escape(before)}([^/]+){re.escape(after)}")
-
-
-def _not_allowed(request: Request, methods: list[str]) -> Response:
-    message = f"This path answers {', '.join(methods)}."
-    if request.path.startswith("/workers"):
-        return worker_error(request, 405, "METHOD_NOT_ALLOWED", message, ", ".join(methods))
-    return error_answer(request, "method_not_allowed", message, ", ".join(methods))

@@ -14,6 +14,7 @@ from meshd.errors import CODES
 
 _ALPHABET: Final = string.ascii_letters + string.digits
 _MAX_ID_BYTES: Final = 256
+_FULL_S: Final = 5  # advice when the set or its jobs are full
 _CODE_OF_STATUS: Final = {
     400: "malformed_request",
     408: "request_timeout",
@@ -45,11 +46,11 @@ def error_answer(request: Request | None, code: str, message: str, allow: str = 
     )
 
 
-def worker_error(request: Request, status: int, code: str, message: str, allow: str = "") -> Response:
+def worker_error(request: Request, status: int, code: str, message: str) -> Response:
     """Answer an error of the ``/workers`` routes in their own envelope."""
     headers = [("x-request-id", request_id(request)), ("x-mesh-error-code", code)]
-    if allow:
-        headers.append(("allow", allow))
+    if status == 503:
+        headers.append(("retry-after", str(_FULL_S)))
     return Response(status, orjson.dumps({"error": message, "code": code}), headers=tuple(headers))
 
 

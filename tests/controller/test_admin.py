@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
+
 import orjson
 import pytest
 
-from meshd.controller.admin import AdminRoute
+from meshd.controller.admin import AdminRoute, AdminRoutes
 from meshd.controller.answers import json_answer
 from meshd.controller.http_server import Request, Response
 from meshd.errors import MeshError
+from meshd.log import Log
 from tests.fakes.admin import ask
 
 
@@ -32,6 +36,7 @@ ROUTES = [
     AdminRoute("GET", "/workers", echo),
     AdminRoute("GET", "/refused", refuse),
     AdminRoute("GET", "/broken", fail),
+    AdminRoute("GET", "/workers/broken", fail),
 ]
 
 
@@ -61,13 +66,11 @@ def test_other_paths_are_404_json(path: str) -> None:
     assert orjson.loads(answer.body)["error"]["code"] == "not_found"
 
 
-def test_other_methods_are_405_with_allow_in_the_envelope_of_the_path() -> None:
-    answer = ask(ROUTES, "DELETE", "/things")
-    assert (answer.status, dict(answer.headers)["allow"]) == (405, "GET, HEAD, POST")
+@pytest.mark.parametrize(("path", "allow"), [("/things", "GET, HEAD, POST"), ("/workers", "GET, HEAD")])
+def test_other_methods_are_405_with_allow_in_the_common_envelope(path: str, allow: str) -> None:
+    answer = ask(ROUTES, "DELETE", path)
+    assert (answer.status, dict(answer.headers)["allow"]) == (405, allow)
     assert orjson.loads(answer.body)["error"]["code"] == "method_not_allowed"
-    answer = ask(ROUTES, "DELETE", "/workers")
-    assert (answer.status, dict(answer.headers)["allow"]) == (405, "GET, HEAD")
-    assert list(orjson.loads(answer.body)) == ["error", "code"]
 
 
 def test_error_of_a_row_is_answered_with_its_code_and_retry_after() -> None:
@@ -76,7 +79,23 @@ def test_error_of_a_row_is_answered_with_its_code_and_retry_after() -> None:
     assert dict(answer.headers)["x-mesh-error-code"] == "no_workers"
 
 
-def test_fault_of_a_row_is_a_500_without_its_words() -> None:
+def test_fault_of_a_row_is_a_500_without_its_words_in_the_envelope_of_the_path() -> None:
     answer = ask(ROUTES, "GET", "/broken")
     assert answer.status == 500
     assert b"secret" not in answer.body
+    assert orjson.loads(answer.body)["error"]["code"] == "internal_error"
+    answer = ask(ROUTES, "GET", "/workers/broken")
+    assert answer.status == 500
+    assert orjson.loads(answer.body) == {
+        "error": "Something went wrong here.",
+        "code": "INTERNAL_SERVER_ERROR",
+    }
+
+
+def test_fault_of_a_row_is_logged_with_its_traceback() -> None:
+    log_fd = os.memfd_create("log")
+    log = Log("test", is_json=True, stream_fd=log_fd)
+    asyncio.run(AdminRoutes(ROUTES, log).handle(Request("GET", "/broken", "", {})))
+    line = orjson.loads(os.pread(log_fd, 65536, 0))
+    assert (line["level"], line["event"]) == ("error", "internal_error")
+    assert "in fail" in line["trace"]

@@ -127,7 +127,9 @@ def test_bad_post_is_400_and_registers_nothing(body: Any, words: str) -> None:
 
 def test_full_set_and_too_many_pending_registrations_are_503(monkeypatch: pytest.MonkeyPatch) -> None:
     node = make_set(*(f"http://u{n}:1" for n in range(1024)))
-    assert code_of(send(node, "POST", "/workers", {"url": A})) == (503, "SERVICE_UNAVAILABLE")
+    full = send(node, "POST", "/workers", {"url": A})
+    assert code_of(full) == (503, "SERVICE_UNAVAILABLE")
+    assert dict(full.headers)["retry-after"] == "5"
     node = make_set(A, B)
     monkeypatch.setattr(worker_changes, "MAX_PENDING", 1)
     assert code_of(send(node, "POST", "/workers", {"url": "http://c:1"})) == (503, "SERVICE_UNAVAILABLE")

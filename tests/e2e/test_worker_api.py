@@ -321,7 +321,6 @@ def test_ranks_of_a_dp_aware_server_have_ids_of_their_own_and_one_together() -> 
         ("GET", f"/workers/{ABSENT}", 404, "WORKER_NOT_FOUND"),
         ("PUT", f"/workers/{ABSENT}", 404, "WORKER_NOT_FOUND"),
         ("DELETE", f"/workers/{ABSENT}", 404, "WORKER_NOT_FOUND"),
-        ("PATCH", "/workers", 405, "METHOD_NOT_ALLOWED"),
     ],
 )
 def test_errors_of_the_worker_routes_have_their_envelope(
@@ -330,6 +329,12 @@ def test_errors_of_the_worker_routes_have_their_envelope(
     answer, headers, data = node.request(method, path, {})
     assert (answer, headers["x-mesh-error-code"]) == (status, code)
     assert json.loads(data)["code"] == code
+
+
+def test_wrong_method_on_the_worker_routes_is_405_in_the_common_envelope(node: Node) -> None:
+    answer, headers, data = node.request("PATCH", "/workers", {})
+    assert (answer, headers["allow"]) == (405, "GET, HEAD, POST")
+    assert headers["x-mesh-error-code"] == json.loads(data)["error"]["code"] == "method_not_allowed"
 
 
 def test_metrics_of_meshd_are_404_on_the_traffic_port_and_never_forwarded(
