@@ -117,11 +117,11 @@ class RegistryKeeper:
         url = announcement.base_url
         if any(url in (upstream.base_url, upstream.url) for upstream in self._upstreams):
             return Refusal.EXISTS
-        if len(orjson.dumps(asdict(announcement))) > MAX_DESCRIPTION_BYTES:
-            return Refusal.TOO_LARGE
         number = self.new_number()
         if number is None:
             return Refusal.FULL
+        if len(orjson.dumps(asdict(announcement))) > MAX_DESCRIPTION_BYTES:
+            return Refusal.TOO_LARGE
         labels = dict(announcement.labels)
         filled = filled_fields(labels)
         upstream = Upstream(

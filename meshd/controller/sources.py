@@ -70,7 +70,10 @@ class Sources:
     def sweep(self) -> None:
         """Let those in that waited; call it often."""
         for (source, key), announcement in list(self._queued.items()):
-            if not isinstance(self._keeper.register(announcement, source, key), Refusal):
+            outcome = self._keeper.register(announcement, source, key)
+            if outcome is Refusal.FULL:
+                return  # the others need not be tried: there may be thousands of them, ten times a second
+            if not isinstance(outcome, Refusal):
                 del self._queued[source, key]
                 self._told[source][key] = announcement.digest()
 

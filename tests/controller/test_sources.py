@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from meshd.controller.announcement import Announcement
+from meshd.controller.registry_keeper import Refusal
+from meshd.routing.registry import Upstream
 from tests.fakes.upstream_set import UpstreamSet
 
 A, B, C = "http://a:1", "http://b:1", "http://c:1"
@@ -168,3 +170,23 @@ def test_server_of_the_settings_that_waited_is_announced_again_by_the_next_contr
     node.sources.withdraw("file", A)
     node.pass_time(0.25)
     assert [(u.url, u.source, u.state) for u in node.keeper.upstreams] == [(A, "config", "starting")]
+
+
+def test_those_that_wait_for_a_full_set_are_not_all_tried_at_each_look() -> None:
+    node = UpstreamSet(is_prompt=True)
+    node.start(*(f"http://u{n}:1" for n in range(1024)))
+    for n in range(2000):
+        node.sources.announce("file", f"http://w{n}:1", Announcement(f"http://w{n}:1"))
+    tries: list[str] = []
+    register = node.keeper.register
+
+    def counted(announcement: Announcement, *rest: str) -> Upstream | Refusal:
+        tries.append(announcement.base_url)
+        return register(announcement, *rest)
+
+    node.keeper.register = counted  # type: ignore[method-assign, assignment]
+    node.sources.sweep()
+    assert tries == ["http://w0:1"]
+    node.keeper.remove([node.the("http://u7:1")])
+    node.sources.sweep()
+    assert node.urls()[-1] == "http://w0:1"
