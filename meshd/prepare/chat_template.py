@@ -65,8 +65,9 @@ class ChatTemplate:
     """The compiled template of one model.
 
     ``sources``: by name; ``default`` is used unless the request has tools and there is a ``tool_use``.
-    ``special_tokens``: variables such as ``bos_token``. Raises ``jinja2.TemplateError`` if a source
-    does not compile, ``ValueError`` if there is no usable source.
+    ``special_tokens``: variables such as ``bos_token``. ``forms``: what ``forms`` of the same template said
+    before, so that it is not probed again. Raises ``ValueError`` if there is no usable source, and whatever
+    jinja2 and the compiler of Python raise for a source that does not compile.
     """
 
     def __init__(
@@ -74,6 +75,8 @@ class ChatTemplate:
         sources: Mapping[str, str],
         special_tokens: Mapping[str, Any],
         now: Callable[[], datetime] = datetime.now,
+        *,
+        forms: tuple[ContentForm, ContentForm] | None = None,
     ) -> None:
         environment = self._environment = _environment(now)
         self._special_tokens = dict(special_tokens)
@@ -81,9 +84,17 @@ class ChatTemplate:
         if not compiled:
             raise ValueError("the list of chat templates is empty")
         default = compiled.get("default") or next(iter(compiled.values()))
-        self._default = (default, self._find_form(default))
-        with_tools = compiled.get("tool_use")
-        self._tool_use = (with_tools, self._find_form(with_tools)) if with_tools else self._default
+        with_tools = compiled.get("tool_use") or default
+        if forms is None:
+            form = self._find_form(default)
+            forms = form, form if with_tools is default else self._find_form(with_tools)
+        self._default = default, forms[0]
+        self._tool_use = with_tools, forms[1]
+
+    @property
+    def forms(self) -> tuple[ContentForm, ContentForm]:
+        """How the template, and the one for requests with tools, read content."""
+        return self._default[1], self._tool_use[1]
 
     def render(self, request: ChatRequest, limit_bytes: int) -> str:
         """Return the prompt of ``request``.

@@ -13,6 +13,8 @@ import signal
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final, NoReturn
 
+from meshd.control import die_with_parent
+
 Encode = Callable[[str], list[int]]
 
 PROOF_SEED: Final = 20240229
@@ -44,11 +46,7 @@ def answers_of_child(work: Callable[[], Sequence[str]], timeout_s: float = PROOF
     Call it in a process without threads: the child may use nothing that another thread had locked.
     Blocks until the child ends, ``timeout_s`` at most. Raises ``ProofBroken`` if there is no answer.
     """
-    receiving, sending = os.pipe()
-    child = os.fork()
-    if child == 0:
-        answer_and_exit(work, sending, timeout_s)
-    os.close(sending)
+    child, receiving = fork_for_answers(work, timeout_s)
     try:
         return _answers_in_time(receiving, timeout_s)
     finally:
@@ -57,16 +55,42 @@ def answers_of_child(work: Callable[[], Sequence[str]], timeout_s: float = PROOF
         os.waitpid(child, 0)
 
 
-def answer_and_exit(work: Callable[[], Sequence[str]], sending: int, timeout_s: float) -> NoReturn:
-    """Be the child: run ``work``, write its answers to the pipe, and end, after ``timeout_s`` in any case."""
+def fork_for_answers(
+    work: Callable[[], Sequence[str]], timeout_s: float, cpu_s: float = 0.0
+) -> tuple[int, int]:
+    """Run ``work`` in a forked child; return its pid and where ``read_answers`` finds its answers.
+
+    It is killed by the kernel after ``timeout_s``, after ``cpu_s`` of CPU time unless that is 0, and when
+    this process dies. Raises ``ProofBroken`` if there may be no more processes now.
+    """
+    parent = os.getpid()
+    receiving, sending = os.pipe()
+    try:
+        child = os.fork()
+    except OSError as error:
+        os.close(receiving)
+        os.close(sending)
+        raise ProofBroken(f"there is no process for it: {error.strerror}") from error
+    if child == 0:
+        _answer_and_exit(work, sending, timeout_s, cpu_s, parent)
+    os.close(sending)
+    return child, receiving
+
+
+def _answer_and_exit(
+    work: Callable[[], Sequence[str]], sending: int, timeout_s: float, cpu_s: float, parent: int
+) -> NoReturn:
     # os._exit on every path: the child must never return into the parent's stack.
     try:
-        signal.signal(signal.SIGALRM, signal.SIG_DFL)
-        signal.alarm(int(timeout_s) + 1)  # ends the child even if the parent is gone
+        die_with_parent(parent)
+        for number in (signal.SIGALRM, signal.SIGPROF):
+            signal.signal(number, signal.SIG_DFL)
+        signal.alarm(int(timeout_s) + 1)
+        signal.setitimer(signal.ITIMER_PROF, cpu_s)
         answers = [answer[:_REASON_CHARACTERS] for answer in work()]
         os.write(sending, json.dumps(answers).encode())
     except BaseException as error:
-        os.write(sending, json.dumps(f"the proof itself raised {type(error).__name__}").encode())
+        os.write(sending, json.dumps(f"it raised {type(error).__name__}").encode())
     finally:
         os._exit(0)
 
@@ -75,15 +99,15 @@ def _answers_in_time(receiving: int, timeout_s: float) -> list[str]:
     poll = select.poll()
     poll.register(receiving, select.POLLIN)
     if not poll.poll(timeout_s * 1000):
-        raise ProofBroken(f"the proof did not end within {timeout_s:g} s")
+        raise ProofBroken(f"it did not end within {timeout_s:g} s")
     return read_answers(receiving)
 
 
 def read_answers(receiving: int) -> list[str]:
-    """Read what ``answer_and_exit`` has written. Raises ``ProofBroken`` if it has died before."""
+    """Read what the child has written. Raises ``ProofBroken`` if it has died before."""
     written = os.read(receiving, select.PIPE_BUF)  # one write below PIPE_BUF arrives whole
     if not written:
-        raise ProofBroken("the process that ran the proof died")
+        raise ProofBroken("its process died")
     answers = json.loads(written)
     if isinstance(answers, str):
         raise ProofBroken(answers)

@@ -66,7 +66,12 @@ def fetch_from_hub(repository: str) -> str:
 
 def _fetch_in_child(source: str, timeout_s: float, fetch: Fetch) -> str:
     receiving, sending = os.pipe()
-    child = os.fork()
+    try:
+        child = os.fork()
+    except OSError as error:
+        os.close(receiving)
+        os.close(sending)
+        raise SourceNotFound(f"{source} cannot be fetched: {error.strerror}") from error
     if child == 0:
         _fetch_and_exit(source, fetch, sending)
     os.close(sending)

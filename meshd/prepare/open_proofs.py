@@ -18,6 +18,7 @@ from meshd.prepare.proof_record import Proof
 from meshd.prepare.tokenizer_proof import Found, Unproved
 
 LOOK_S: Final = 0.5  # how often what others report is read
+RETRY_S: Final = 10.0  # until a child is tried again that could not be forked
 
 
 class Child(Protocol):
@@ -45,7 +46,7 @@ class OpenProofs:
         self._differences: dict[int, str] = {}  # of fast engines that brought their child to no end
         self._child: Child | None = None
         self._running = -1
-        self._look_at = 0.0
+        self._look_at = self._start_at = 0.0
 
     def add(self, serial: int, unproved: Unproved) -> None:
         """Have the proof of a copy run."""
@@ -65,14 +66,22 @@ class OpenProofs:
         found = self._from_others()
         if self._runs:
             found += self._from_child()
-            if self._child is None and self._open:
-                self._running, unproved = next(iter(self._open.items()))
-                self._child = self._start(unproved.work)
+            if self._child is None and self._open and self._clock() >= self._start_at:
+                self._start_next()
         return found
 
     def close(self) -> None:
         """End the child that runs."""
         self._end_child()
+
+    def _start_next(self) -> None:
+        serial, unproved = next(iter(self._open.items()))
+        try:
+            self._child = self._start(unproved.work)
+        except ProofBroken:  # no more processes for now, which says nothing about the tokenizer
+            self._start_at = self._clock() + RETRY_S
+        else:
+            self._running = serial
 
     def _from_others(self) -> list[tuple[int, Found, Proof | None]]:
         now = self._clock()

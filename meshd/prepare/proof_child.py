@@ -12,23 +12,30 @@ import signal
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from meshd.control import die_with_parent, name_process_as
-from meshd.prepare.engine_proof import PROOF_TIMEOUT_S, answer_and_exit, read_answers
+from meshd.control import name_process_as
+from meshd.prepare.engine_proof import PROOF_TIMEOUT_S, fork_for_answers, read_answers
 
 CHILD_NAME: Final = "meshd:proof"
+LONGEST_S: Final = 7200.0
+"""In CPU time a proof has ``PROOF_TIMEOUT_S``. Of a busy CPU it gets one part in 70, which makes minutes of
+its seconds: only one that does not move at all is ended by the clock on the wall."""
+
 _LOWEST_PRIORITY: Final = 19
 
 
 class ProofChild:
-    """Runs ``work`` in a child from now on. Make it in a process without threads, and ``close`` it."""
+    """Runs ``work`` in a child from now on. Make it in a process without threads, and ``close`` it.
 
-    def __init__(self, work: Callable[[], Sequence[str]], timeout_s: float = PROOF_TIMEOUT_S) -> None:
-        leader = os.getpid()
-        self._receiving, sending = os.pipe()
-        self._pid = os.fork()
-        if self._pid == 0:
-            answer_and_exit(_at_leisure(work, leader), sending, timeout_s)
-        os.close(sending)
+    Raises ``ProofBroken`` if there may be no more processes now.
+    """
+
+    def __init__(
+        self,
+        work: Callable[[], Sequence[str]],
+        timeout_s: float = LONGEST_S,
+        cpu_s: float = PROOF_TIMEOUT_S,
+    ) -> None:
+        self._pid, self._receiving = fork_for_answers(_at_leisure(work), timeout_s, cpu_s)
 
     def answers(self) -> list[str] | None:
         """Return the answers, ``None`` while there are none. Raises ``ProofBroken``."""
@@ -46,9 +53,8 @@ class ProofChild:
         return f"ProofChild(pid={self._pid})"
 
 
-def _at_leisure(work: Callable[[], Sequence[str]], leader: int) -> Callable[[], Sequence[str]]:
+def _at_leisure(work: Callable[[], Sequence[str]]) -> Callable[[], Sequence[str]]:
     def run() -> Sequence[str]:
-        die_with_parent(leader)
         name_process_as(CHILD_NAME)
         os.nice(_LOWEST_PRIORITY)
         return work()

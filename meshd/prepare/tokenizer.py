@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import jinja2
 import tokenizers
 
 from meshd.prepare.chat_template import ChatTemplate
@@ -22,8 +22,10 @@ from meshd.prepare.conversation_cache import FOR_FAST, FOR_SLOW, ConversationCac
 from meshd.prepare.crosscheck import CheckedEngine, CrossCheck, EngineSwitch, LocalSwitch
 from meshd.prepare.cut_proof import Cuts
 from meshd.prepare.engine_proof import Encode
+from meshd.prepare.model_files import check_tokenizer_file, read_text
 from meshd.prepare.prefix_tokens import head_ids
 from meshd.prepare.proof_record import NoProofs, Proof, Proofs
+from meshd.prepare.template_trial import TemplateUnfit, try_template
 from meshd.prepare.tokenizer_events import NoEvents, TokenizerEvents
 from meshd.prepare.tokenizer_proof import FAST, REFERENCE, Found, Unproved, encode_with, find, prove
 
@@ -219,7 +221,10 @@ def load_tokenizer(
     if engine == FAST and missing:
         raise LoadFailed(f"the engine fastokens cannot be used for {file}: {missing}")
     proofs = proofs or NoProofs()
-    key, found = find(file, fast, proofs)
+    try:
+        key, found = find(file, fast, proofs)
+    except OSError as error:
+        raise LoadFailed(f"{file} cannot be read: {error.strerror}") from error
     unproved = Unproved(key, reference, fast)
     loaded = LoadedTokenizer(
         encode_with(reference),
@@ -257,7 +262,7 @@ def load_template(directory: Path, chat_template_path: str | None = None) -> Cha
     sources: dict[str, str] = {}
     if chat_template_path:
         sources["default"] = _read_text(Path(chat_template_path))
-    elif beside.is_file():
+    elif os.path.exists(beside):
         sources["default"] = _read_text(beside)
     else:
         sources.update(_sources_of(config.get("chat_template")))
@@ -265,15 +270,17 @@ def load_template(directory: Path, chat_template_path: str | None = None) -> Cha
         return None
     special = _special_tokens(_read_json(directory / "special_tokens_map.json") | config)
     try:
-        return ChatTemplate(sources, special)
-    except (jinja2.TemplateError, RecursionError) as error:
-        raise LoadFailed(f"the chat template of {directory} does not compile: {error}") from error
+        return try_template(sources, special)
+    except TemplateUnfit as error:
+        raise LoadFailed(f"the chat template of {directory}: {error}") from error
 
 
 def _tokenizer_file(path: Path) -> Path:
-    file = path / "tokenizer.json" if path.is_dir() else path
-    if not file.is_file():
-        raise LoadFailed(f"there is no tokenizer.json at {path}")
+    file = path / "tokenizer.json" if os.path.isdir(path) else path
+    try:
+        check_tokenizer_file(file)
+    except OSError as error:
+        raise LoadFailed(f"there is no tokenizer.json at {path}: {error.strerror}") from error
     return file
 
 
@@ -318,7 +325,7 @@ def _decode_with(reference: tokenizers.Tokenizer) -> Decode:
 
 def _read_text(file: Path) -> str:
     try:
-        return file.read_text("utf-8")
+        return read_text(file)
     except (OSError, UnicodeDecodeError) as error:
         raise LoadFailed(f"the chat template {file} cannot be read: {error}") from error
 
@@ -326,10 +333,10 @@ def _read_text(file: Path) -> str:
 def _read_json(file: Path) -> dict[str, Any]:
     """Return the object in ``file``, empty if there is no file."""
     try:
-        value = json.loads(file.read_text("utf-8"))
+        value = json.loads(read_text(file))
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise LoadFailed(f"{file} cannot be read: {error}") from error
     if not isinstance(value, dict):
         raise LoadFailed(f"{file} does not hold a JSON object")

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import time
 from collections.abc import Callable
@@ -8,7 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from meshd.prepare.engine_proof import Encode, ProofBroken, answers_of_child, find_difference
+from meshd.prepare.engine_proof import (
+    Encode,
+    ProofBroken,
+    answers_of_child,
+    find_difference,
+    fork_for_answers,
+    read_answers,
+)
 
 
 def by_bytes(text: str) -> list[int]:
@@ -49,7 +57,7 @@ def test_a_reference_that_raises_is_told_apart():
     def broken(text: str) -> list[int]:
         raise RuntimeError
 
-    with pytest.raises(ProofBroken, match="the proof itself raised RuntimeError"):
+    with pytest.raises(ProofBroken, match="it raised RuntimeError"):
         answers_of_child(proof(broken, by_bytes, ["a"]))
 
 
@@ -58,7 +66,7 @@ def test_a_child_that_dies_breaks_the_proof():
         os.kill(os.getpid(), signal.SIGKILL)
         raise AssertionError
 
-    with pytest.raises(ProofBroken, match="the process that ran the proof died"):
+    with pytest.raises(ProofBroken, match="its process died"):
         answers_of_child(proof(by_bytes, dies, ["a"]))
 
 
@@ -68,7 +76,7 @@ def test_a_child_that_hangs_is_killed_at_the_time_limit():
         return []
 
     before = children()
-    with pytest.raises(ProofBroken, match=r"the proof did not end within 0\.2 s"):
+    with pytest.raises(ProofBroken, match=r"it did not end within 0\.2 s"):
         answers_of_child(proof(by_bytes, hangs, ["a"]), timeout_s=0.2)
     assert children() <= before
 
@@ -92,3 +100,40 @@ def test_the_parent_runs_no_engine():
 
     assert answers_of_child(proof(remembers, remembers, ["a", "b"])) == [""]
     assert seen == []
+
+
+def test_a_child_that_burns_its_cpu_time_is_killed():
+    def burns() -> list[str]:
+        while True:
+            pass
+
+    child, receiving = fork_for_answers(burns, 60.0, cpu_s=0.05)
+    with pytest.raises(ProofBroken, match="its process died"):
+        read_answers(receiving)
+    os.close(receiving)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGPROF
+
+
+def test_a_child_does_not_outlive_its_parent():
+    alive_reads, alive = os.pipe()
+    parent = os.fork()
+    if parent == 0:
+        os.close(alive_reads)
+        fork_for_answers(lambda: [str(time.sleep(60))], 60.0)
+        os.kill(os.getpid(), signal.SIGKILL)
+    os.close(alive)
+    os.waitpid(parent, 0)
+    assert select.select([alive_reads], [], [], 20)[0]  # nobody has the other end any more
+    assert os.read(alive_reads, 1) == b""
+    os.close(alive_reads)
+
+
+def test_without_another_process_the_proof_is_broken_and_nothing_is_left_open(monkeypatch):
+    def fails() -> int:
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(os, "fork", fails)
+    before = os.listdir("/proc/self/fd")
+    with pytest.raises(ProofBroken, match="no process for it: Resource temporarily unavailable"):
+        answers_of_child(lambda: [""])
+    assert len(os.listdir("/proc/self/fd")) == len(before)

@@ -36,7 +36,11 @@ class Leader:
         self.now_s = 0.0
         self.proofs = OpenProofs(runs, self.reported.get, self._start, lambda: self.now_s)
 
+        self.may_fork = True
+
     def _start(self, work: Callable[[], Sequence[str]]) -> Child:
+        if not self.may_fork:
+            raise ProofBroken("there is no process for it")
         self.children.append(Child())
         return self.children[-1]
 
@@ -118,3 +122,15 @@ def test_closing_ends_the_child_that_runs(leader: Leader) -> None:
     leader.ended()
     leader.proofs.close()
     assert leader.children[0].is_closed
+
+
+def test_a_child_that_cannot_be_forked_is_tried_again_later(leader: Leader) -> None:
+    leader.may_fork = False
+    leader.proofs.add(1, _unproved("a"))
+    assert leader.ended() == []
+    leader.may_fork = True
+    assert leader.ended() == [] and not leader.children
+    leader.now_s += open_proofs.RETRY_S
+    assert leader.ended() == [] and len(leader.children) == 1
+    leader.children[0].answer = ["", "", ""]
+    assert leader.ended() == [(1, Found("", Cuts("", "")), Proof("a", "", "", ""))]

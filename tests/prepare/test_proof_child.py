@@ -69,3 +69,17 @@ def test_it_ends_by_itself_after_its_time() -> None:
     with pytest.raises(ProofBroken, match="died"):
         _answers(child)
     child.close()
+
+
+def test_on_a_busy_machine_it_has_its_cpu_time_and_not_that_of_the_clock() -> None:
+    def burns() -> Sequence[str]:
+        while True:
+            pass
+
+    child = ProofChild(burns, cpu_s=0.05)
+    with pytest.raises(ProofBroken, match="died"):
+        _answers(child)
+    child.close()
+    child = ProofChild(lambda: [str(time.sleep(0.2))], cpu_s=0.1)  # it waits for longer than it may compute
+    assert _answers(child) == ["None"]
+    child.close()

@@ -318,3 +318,47 @@ def test_a_missing_template_file_or_a_broken_config_fails_the_load(model, tmp_pa
     (model / "tokenizer_config.json").write_text("{")
     with pytest.raises(LoadFailed, match="cannot be read"):
         load_tokenizer(str(model), "tokenizers")
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% for a in [1] %}" * 25 + "{% endfor %}" * 25,  # more blocks than CPython compiles
+        "{% if a %}" * 120 + "{% endif %}" * 120,
+        "{{ 10 ** 5000 }}",  # a constant that cannot be written down
+        "{{ " + "(" * 3000 + "1" + ")" * 3000 + " }}",
+    ],
+)
+def test_a_template_that_breaks_the_compiler_fails_the_load(model, source):
+    (model / "chat_template.jinja").write_text(source)
+    with pytest.raises(LoadFailed, match="does not compile"):
+        load_tokenizer(str(model), "tokenizers")
+
+
+def test_what_is_no_regular_file_beside_a_tokenizer_fails_the_load_at_once(model, tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(LoadFailed, match="no regular file"):
+        load_tokenizer(str(model), "tokenizers", str(tmp_path / "pipe"))
+    os.mkfifo(model / "tokenizer_config.json")
+    with pytest.raises(LoadFailed, match="no regular file"):
+        load_tokenizer(str(model), "tokenizers")
+    (model / "tokenizer_config.json").unlink()
+    (model / "tokenizer.json").unlink()
+    (model / "tokenizer.json").symlink_to("/dev/zero")
+    with pytest.raises(LoadFailed, match="no regular file"):
+        load_tokenizer(str(model), "tokenizers")
+
+
+def test_a_configuration_nested_too_deep_fails_the_load(model):
+    (model / "tokenizer_config.json").write_text('{"a":' * 50_000 + "1" + "}" * 50_000)
+    with pytest.raises(LoadFailed, match="cannot be read"):
+        load_tokenizer(str(model), "tokenizers")
+
+
+def test_a_tokenizer_that_vanishes_while_it_is_loaded_fails_the_load(model, monkeypatch):
+    def vanished(*_):
+        raise FileNotFoundError(2, "No such file or directory")
+
+    monkeypatch.setattr(module, "find", vanished)
+    with pytest.raises(LoadFailed, match="cannot be read: No such file"):
+        load_tokenizer(str(model), "tokenizers")
