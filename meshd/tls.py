@@ -1,4 +1,4 @@
-"""TLS contexts: what the traffic port offers, and how https upstreams are trusted (http.md §17).
+"""TLS contexts: what the traffic port offers, and how https upstreams are trusted.
 
 TLS 1.2 and later, ALPN `http/1.1` alone. Towards upstreams the chain and the name are always checked; no
 setting turns that off. Errors are StartupErrors that name the flag, the file and what to do.

@@ -1,4 +1,4 @@
-"""The block keys of a routing text: one hash for each prefix that the prefix index knows (routing.md §8).
+"""The block keys of a routing text: one hash for each prefix that the prefix index knows.
 
 The text's first 524,288 bytes are cut into blocks of 128 bytes up to byte 8192 and of 1024 bytes after it;
 each block is hashed with the key before it as seed, so a key names all the text up to the end of its block

@@ -1,4 +1,4 @@
-"""Merge the Prometheus texts of several inference servers into one (admin.md §5).
+"""Merge the Prometheus texts of several inference servers into one.
 
 Text format 0.0.4. Samples keep their text; names lose their colons, and each sample gets the label
 ``worker_addr``. It is read line by line with one expression: the parser of prometheus_client takes some 40 µs

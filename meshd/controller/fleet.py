@@ -1,4 +1,4 @@
-"""Ask all upstreams at once: ``/flush_cache``, ``/get_loads``, ``/engine_metrics`` (admin.md §5).
+"""Ask all upstreams at once: ``/flush_cache``, ``/get_loads``, ``/engine_metrics``.
 
 Each origin is asked once, with its own key, 32 at a time. All of it ends before the front door that relays
 the request gives up: origins whose turn does not come until then have failed.

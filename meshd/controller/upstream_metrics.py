@@ -1,4 +1,4 @@
-"""The metrics of upstreams that belong to no single process, and how long they are shown (metrics.md §2, §5).
+"""The metrics of upstreams that belong to no single process, and how long they are shown.
 
 An upstream that has left shows −1 for health and breaker and 0 for its other gauges; after a while all its
 series are hidden, counters too. Their cells stay: should it come back, they go on.

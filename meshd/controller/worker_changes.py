@@ -1,4 +1,4 @@
-"""Change the set of upstreams: POST, PUT and DELETE below ``/workers``, and their legacy forms (admin.md §3).
+"""Change the set of upstreams: POST, PUT and DELETE below ``/workers``, and their legacy forms.
 
 A change is answered when it is published, so what was answered survives this process.
 """

@@ -1,4 +1,4 @@
-"""Tell of the upstreams: ``GET /workers``, ``/workers/{id}`` and the old ``/list_workers`` (admin.md §3)."""
+"""Tell of the upstreams: ``GET /workers``, ``/workers/{id}`` and the old ``/list_workers``."""
 
 from __future__ import annotations
 

@@ -190,7 +190,7 @@ def _stream_failure(failure: UpstreamFailure) -> str:
 
 
 def access_fields(record: Record, io_process: int) -> dict[str, Any]:
-    """Return the fields of the one access line of a request (metrics.md §7); empty ones are left out."""
+    """Return the fields of the one access line of a request; empty ones are left out."""
     head, relay = record.head, record.relay
     assert head is not None
     fields: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""The answers that meshd gives by itself: written whole, counted, in the dialect of the path (errors.md)."""
+"""The answers that meshd gives by itself: written whole, counted, in the dialect of the path."""
 
 from __future__ import annotations
 

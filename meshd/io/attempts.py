@@ -1,4 +1,4 @@
-"""The attempts of one request, from placement to the response head that is relayed (upstream.md §5).
+"""The attempts of one request, from placement to the response head that is relayed.
 
 One loop: place, ask, and, if what came back may be asked for again, wait and go round. Everything here ends
 before the first byte of a response has gone to the client, and the body of the request stays in its slot.

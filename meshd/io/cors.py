@@ -1,4 +1,4 @@
-"""Cross-origin requests: what web pages of other origins may do (Fetch standard §3.2, http.md §17). Pure.
+"""Cross-origin requests: what web pages of other origins may do (Fetch standard §3.2). Pure.
 
     OPTIONS with origin and access-control-request-method, of a listed origin → 204, methods of the path
     any other request of a listed origin                                      → its answer, open to pages

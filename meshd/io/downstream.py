@@ -132,7 +132,7 @@ class DownstreamConnection(ClientSocket):
         self._received(bytes(self._server.scratch[:nbytes]))
 
     def eof_received(self) -> bool:
-        # A half-close looks the same as a close, so it counts as the client leaving (http.md §15).
+        # A half-close looks the same as a close, so it counts as the client leaving.
         self._gone("the client closed the connection")
         self.close()  # answers already written are still flushed
         return False

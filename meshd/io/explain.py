@@ -1,4 +1,4 @@
-"""``POST /route/explain``: where a request would go and why, without sending it (admin.md §6).
+"""``POST /route/explain``: where a request would go and why, without sending it.
 
 The request stands in the body of this one, ``{"path":"…","headers":{},"body":{…}}``. It passes the checks of
 its own head, a prepare job reads its body for the policies in force, and its placement is rehearsed. It takes

@@ -1,6 +1,6 @@
 """Ask every origin that may keep a stored response, and find the one answer for the client.
 
-A Responses resource operation goes to all ``origins`` (endpoints.md §7): at most 32 are asked at a time, in
+A Responses resource operation goes to all ``origins``: at most 32 are asked at a time, in
 their order. The first 2xx to arrive wins and ends all other exchanges. Without one the best answer counts,
 5xx before others before 404, ties by order; so an answer that is no 2xx is kept, its body unread and bounded
 by the connection, until every origin has answered or failed, and a better one replaces it.

@@ -1,4 +1,4 @@
-"""Ask one upstream about itself: ``/get_model_info`` and ``/model_info`` (admin.md §6). One attempt."""
+"""Ask one upstream about itself: ``/get_model_info`` and ``/model_info``. One attempt."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which header fields pass, in both directions, and how heads are written (http.md §10–13). Pure.
+"""Which header fields pass, in both directions, and how heads are written. Pure.
 
 Fields keep their order, their repeats and their bytes. Every head that meshd writes is made here.
 """
@@ -275,7 +275,7 @@ def local_answer(
 
 
 def error_fields(error: MeshError) -> tuple[Field, ...]:
-    """Return the extra fields of an error answer (errors.md §1, §4)."""
+    """Return the extra fields of an error answer."""
     fields: list[Field] = [(b"x-mesh-error-code", error.code.encode("ascii"))]
     if error.status in (429, 503):
         fields.append((b"retry-after", b"%d" % max(1, error.retry_after_s)))

@@ -304,7 +304,7 @@ def _check_transfer_encoding(value: bytes, is_repeated: bool, is_http11: bool) -
 
 
 def parse_response_head(raw: bytes, request_method: str) -> ResponseHead:
-    """Parse one whole response head; raise UpstreamProtocolError when it is not valid (http.md §14)."""
+    """Parse one whole response head; raise UpstreamProtocolError when it is not valid."""
     try:
         return _parse_response_head(raw, request_method)
     except MeshError as error:

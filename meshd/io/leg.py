@@ -66,8 +66,8 @@ class Leg:
     ) -> ResponseHead:
         """Send a request and return the response head; raise UpstreamFailure.
 
-        A reused connection that dies before any response byte is replaced once, by a fresh one
-        (upstream.md §5); ``needs_fresh`` rules reuse out. The buffers of ``body`` stay the caller's, to be
+        A reused connection that dies before any response byte is replaced once, by a fresh one;
+        ``needs_fresh`` rules reuse out. The buffers of ``body`` stay the caller's, to be
         kept until they are sent.
         """
         io = self._io
@@ -144,7 +144,7 @@ class Leg:
     # ----------------------------------------------------------------------------------------- timers
 
     def check_timers(self, now: float) -> None:
-        """Act on the timers of upstream.md §7; called several times a second."""
+        """Act on the timers of an attempt; called several times a second."""
         connection = self.connection
         if connection is None or not connection.is_busy or connection.is_complete:
             return

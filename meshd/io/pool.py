@@ -1,4 +1,4 @@
-"""Keep-alive connections to upstreams, one pool for each I/O process (upstream.md §1).
+"""Keep-alive connections to upstreams, one pool for each I/O process.
 
 Idle connections are kept per origin, the most recently used one is taken first. A busy connection
 belongs to its exchange; `release` takes it back if the exchange left it clean, else closes it.

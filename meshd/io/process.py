@@ -245,7 +245,7 @@ def _open_descriptors() -> int:
 
 
 def connection_cap(descriptor_limit: int) -> int:
-    """Clients may have 40 % of the descriptors (http.md §2)."""
+    """Clients may have 40 % of the descriptors."""
     return max(16, int(descriptor_limit * 0.4))
 
 

@@ -1,4 +1,4 @@
-"""Act on a new generation of the set of upstreams, beyond placing by it (upstream.md §9).
+"""Act on a new generation of the set of upstreams, beyond placing by it.
 
 Idle connections to an origin that takes no requests any more are closed at once, those that become idle
 while it drains too; requests that run on an upstream which was removed by force are cut, as if it had died.

@@ -1,4 +1,4 @@
-"""Checks on a request head for an endpoint, before any body byte is stored (http.md §3). Pure."""
+"""Checks on a request head for an endpoint, before any body byte is stored. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Addresses of upstreams' names, looked up off the event loop (upstream.md §1).
+"""Addresses of upstreams' names, looked up off the event loop.
 
 An answer is kept for 10 s, a failure for 1 s, so that a name that moves is followed within 10 s and one that
 was missing is found again at once. All who wait for a name wait for one lookup of it.

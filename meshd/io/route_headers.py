@@ -1,6 +1,6 @@
 """`--route-headers`: which upstream answered, and why, in fields of every answer to a placed request.
 
-They show internal addresses, so they are off by default (admission.md §8). ``x-mesh-route-reason`` tells what
+They show internal addresses, so they are off by default. ``x-mesh-route-reason`` tells what
 the upstream had to be to become a candidate, and then the reason of the policy. A resource operation asks all
 origins and no policy: it has only ``fan_out`` there, and no version of a policy.
 """

@@ -1,4 +1,4 @@
-"""Routes that are not endpoints: what the I/O process answers itself, and what it relays (admin.md).
+"""Routes that are not endpoints: what the I/O process answers itself, and what it relays.
 
 What the process answers, it answers from shared memory: it needs neither the controller nor an upstream.
 """
@@ -118,7 +118,7 @@ class Routes:
         return status, body, _NO_STORE
 
     def models(self) -> Answer:
-        """List the models of all upstreams that have answered, each once, sorted (admin.md §6)."""
+        """List the models of all upstreams that have answered, each once, sorted."""
         registry = self._registry()
         if not registry.upstreams:
             raise MeshError("no_workers", "No upstream is registered.")

@@ -1,4 +1,4 @@
-"""Ask the controller which upstream a new session belongs to (routing.md §9, policy ``dp_sticky``)."""
+"""Ask the controller which upstream a new session belongs to (policy ``dp_sticky``)."""
 
 from __future__ import annotations
 

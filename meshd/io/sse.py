@@ -1,4 +1,4 @@
-"""Watch a server-sent-event stream as its bytes pass (http.md §16, endpoints.md §10). Pure.
+"""Watch a server-sent-event stream as its bytes pass. Pure.
 
 `SseRelay.feed(data)` returns the bytes that may go to the client now: complete events, unchanged. The
 bytes of an incomplete event are held, so that an upstream that breaks never leaves half an event in the

@@ -8,7 +8,7 @@ States, each left exactly once per exchange:
 
 The response head resolves the future that `start` returns. Body bytes then go to the sink attached by
 `attach`; what arrives before that is kept, bounded by pausing the socket. The end of a response is
-taken from its framing alone: bytes past it close the connection and are never relayed (http.md §14).
+taken from its framing alone: bytes past it close the connection and are never relayed.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ UNSENT_HIGH: Final = 65536  # of request bytes: above, the transport tells when 
 class UpstreamFailure(Exception):
     """An exchange failed on the upstream's side.
 
-    ``code``: a code of errors.md §10. ``has_response_bytes``: whether any byte of a response had come.
+    ``code``: a code of ``meshd.errors``. ``has_response_bytes``: whether any byte of a response had come.
     ``was_sent``: whether the whole request had been handed to the socket.
     """
 
@@ -200,7 +200,7 @@ class UpstreamConnection(asyncio.Protocol):
 
     @property
     def is_reusable(self) -> bool:
-        """Whether the finished exchange left the connection clean (upstream.md §1)."""
+        """Whether the finished exchange left the connection clean."""
         head = self._head
         return (
             self.is_complete

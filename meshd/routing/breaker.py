@@ -1,4 +1,4 @@
-"""The breaker of one upstream, as a pure state machine (upstream.md §3).
+"""The breaker of one upstream, as a pure state machine.
 
 ::
 

@@ -1,4 +1,4 @@
-"""Why a request would go where it would go: what ``POST /route/explain`` answers (admin.md §6).
+"""Why a request would go where it would go: what ``POST /route/explain`` answers.
 
 Made from a rehearsal of its placement and from what is shared at that moment: each upstream that is no
 candidate is told with the first reason that applies to it.
@@ -56,7 +56,7 @@ def _excluded(
 
 
 def _reason(upstream: Upstream, endpoint: Endpoint, conditions: Conditions) -> str:
-    """Return the first code (admission.md §7) that applies to one that serves the model."""
+    """Return the first code that applies to one that serves the model."""
     number = upstream.number
     breaker = conditions.breaker_of(number)
     if not upstream.is_able(endpoint.capability):

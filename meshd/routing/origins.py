@@ -3,7 +3,7 @@
 A Responses resource operation asks all origins: nobody knows which one keeps the response.
 
 Ranks of one origin keep it together and are asked once. Unhealthy and draining upstreams count: they may
-be the one that has it (endpoints.md §7).
+be the one that has it.
 """
 
 from __future__ import annotations

@@ -102,7 +102,7 @@ class Upstream:
         """Return the rank that a body for ``endpoint`` is to name; ``None``: the client's bytes as they are.
 
         Beyond the endpoints that always take one, ``mesh.apis`` is where a server says that it reads the
-        member on an API too (endpoints.md §8).
+        member on an API too.
         """
         if self.dp_rank is None or not endpoint.has_prepare_job:
             return None

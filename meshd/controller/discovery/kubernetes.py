@@ -1,4 +1,4 @@
-"""Upstreams that are Kubernetes pods: listed once, then watched (routing.md §10).
+"""Upstreams that are Kubernetes pods: listed once, then watched.
 
 The client of the API blocks, so a thread of its own runs it. The thread knows all pods that match, and hands
 what they come to, whole, to the controller's loop; nothing else is shared.
