@@ -7,11 +7,16 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable
-from typing import Final
+from typing import Final, TypeVar
 
 from meshd.metrics.catalog import INFLIGHT_AGES, METHOD
 from meshd.metrics.cells import BufferedHistogram, Counter, MetricRow
 from meshd.metrics.family import OTHER
+
+MAX_KEPT: Final = 4096
+
+K = TypeVar("K")
+V = TypeVar("V")
 
 _ROUTER = {"router_type": "http"}
 _TARGET = {"router_type": "http", "backend_type": "regular"}
@@ -128,10 +133,11 @@ class IoMetrics:
         if handles is None:
             labels = {"connection_mode": "http", "model": model, "endpoint": endpoint, **_TARGET}
             streaming = "true" if is_streaming else "false"
-            handles = self._routed[key] = (
+            handles = (
                 self._row.counter("mesh_router_requests_total", streaming=streaming, **labels),
                 self._row.buffered_histogram("mesh_router_request_duration_seconds", **labels),
             )
+            _keep(self._routed, key, handles)
         handles[0].inc()
         return handles[1]
 
@@ -148,7 +154,8 @@ class IoMetrics:
     def observed(self, model: str, endpoint: str) -> ObservedMetrics:
         found = self._observed.get((model, endpoint))
         if found is None:
-            found = self._observed[(model, endpoint)] = ObservedMetrics(self._row, model, endpoint)
+            found = ObservedMetrics(self._row, model, endpoint)
+            _keep(self._observed, (model, endpoint), found)
         return found
 
     def observation_skipped(self, reason: str) -> None:
@@ -169,9 +176,10 @@ class IoMetrics:
         key = (upstream, outcome)
         counter = self._leg_outcomes.get(key)
         if counter is None:
-            counter = self._leg_outcomes[key] = self._row.counter(
+            counter = self._row.counter(
                 "mesh_worker_cb_outcomes_total", worker=upstream, outcome=outcome or "neutral"
             )
+            _keep(self._leg_outcomes, key, counter)
         counter.inc()
 
     def backpressure(self, upstream: str, kind: str) -> None:
@@ -199,9 +207,10 @@ class IoMetrics:
     def selected(self, upstream: object, model: str, policy: str) -> None:
         counter = self._selections.get((model, policy))
         if counter is None:
-            counter = self._selections[(model, policy)] = self._row.counter(
+            counter = self._row.counter(
                 "mesh_worker_selection_total", model=model or "unknown", policy=policy, **_ATTEMPT
             )
+            _keep(self._selections, (model, policy), counter)
         counter.inc()
 
     def decided(self, policy: str, reason: str) -> None:
@@ -218,6 +227,13 @@ class IoMetrics:
 
     def fallback(self, policy: str, reason: str) -> None:
         self._row.counter("mesh_policy_fallbacks_total", policy=policy, reason=reason).inc()
+
+
+def _keep(handles: dict[K, V], key: K, handle: V) -> None:
+    """Keep a handle; models and upstreams come and go for years, so all are let go of now and then."""
+    if len(handles) >= MAX_KEPT:
+        handles.clear()
+    handles[key] = handle
 
 
 class ObservedMetrics:

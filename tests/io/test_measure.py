@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from meshd.io.measure import IoMetrics, error_type
+from meshd.io.measure import MAX_KEPT, IoMetrics, error_type
 from meshd.memory import Segment
 from meshd.metrics.catalog import build_catalog
 from meshd.metrics.cells import MetricRow
@@ -63,3 +63,18 @@ def test_method_that_a_stranger_made_up_is_not_remembered(counted) -> None:
     histograms = {id(metrics.request("/health", f"M{number}")) for number in range(1000)}
     assert len(histograms) == 1 and len(metrics._requests) == 1
     assert value("mesh_http_requests_total", "/health", "other") == 1000
+
+
+def test_models_and_upstreams_that_come_and_go_are_not_all_remembered(counted) -> None:
+    metrics, value = counted
+    count = 2 * MAX_KEPT + 1
+    for number in range(count):
+        metrics.routed(f"m{number}", "chat", False).observe(0.1)
+        metrics.observed(f"m{number}", "chat")
+        metrics.leg_ended(f"http://u{number}:1", "success")
+        metrics.selected(None, f"m{number}", "random")
+    for handles in (metrics._routed, metrics._observed, metrics._leg_outcomes, metrics._selections):
+        assert len(handles) <= MAX_KEPT
+    series = metrics._row.counter("mesh_worker_cb_outcomes_total", worker="other", outcome="success")
+    assert series._words[series._index] > MAX_KEPT
+    assert value("mesh_worker_cb_outcomes_total", "http://u7:1", "success") == 1
