@@ -2,7 +2,7 @@
 
 The relay is the sink of an upstream connection. It writes the head, passes the body on as it arrives,
 and ends the client's framing. It decides nothing: a broken upstream is handled by the failure contract
-of upstream.md §8, which is all in `_fail`.
+that an answer cut short is never to look whole, which is all in `_fail`.
 
     length    the upstream declared Content-Length: bytes pass, a cut shows as a short body
     chunked   HTTP/1.1 client, length unknown
