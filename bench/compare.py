@@ -11,7 +11,7 @@ from bench.alternate import measure
 from bench.chosen import choose_front_ends, choose_tokenizer, keep, say
 from bench.cpu_sets import choose_cpus
 from bench.front_end import TOKEN_POLICIES
-from bench.front_ends import BASELINE
+from bench.front_ends import BASELINE, stale_builds
 from bench.machine import describe, require
 from bench.summary import Row, markdown, summarise
 from bench.workload import Workload
@@ -21,6 +21,8 @@ def run_compare(args: argparse.Namespace) -> int:
     """Exit code 1 when a front end had no valid round, or meshd needs more CPU than ``--require`` allows."""
     require(["wrk", "cc", "taskset"] if args.command == "requests" else ["cc", "taskset"])
     front_ends = choose_front_ends(args.front_ends, [args.policy], say)
+    for name in stale_builds(front_ends):
+        say(f"{name} is older than the sources: make compiled")
     cpus = choose_cpus(args.cpus, args.front_cores)
     rounds, seconds = (2, 1.0) if args.quick else (args.rounds, args.seconds)
     measured = measure(

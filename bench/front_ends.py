@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
@@ -19,7 +20,9 @@ from bench.front_end import TOKEN_POLICIES, FrontEnd, Site
 from bench.machine import find_program, missing
 from bench.peers import PEERS, find_peer
 
-COMPILED_PYTHON: Final = Path(__file__).parents[1] / ".venv-compiled" / "bin" / "python"
+ROOT: Final = Path(__file__).parents[1]
+COMPILED_PYTHON: Final = ROOT / ".venv-compiled" / "bin" / "python"
+COMPILED_STAMP: Final = ROOT / ".venv-compiled" / ".built"
 
 
 def _meshd(site: Site) -> list[str]:
@@ -172,3 +175,17 @@ def absent_programs(front_end: FrontEnd) -> list[str]:
         found = find_peer(front_end.programs[0], front_end.distribution)
         return [] if found else list(front_end.programs)
     return missing(front_end.programs)
+
+
+def is_stale(stamp: Path, sources: Path) -> bool:
+    """Whether a Python source is younger than the build, or the build left no stamp."""
+    if not stamp.exists():
+        return True
+    built_s = stamp.stat().st_mtime
+    return any(source.stat().st_mtime > built_s for source in sources.rglob("*.py"))
+
+
+def stale_builds(front_ends: Iterable[FrontEnd]) -> list[str]:
+    """Those front ends that were built from older sources than lie here."""
+    names = [one.name for one in front_ends if one.name == "meshd-compiled"]
+    return names if names and is_stale(COMPILED_STAMP, ROOT / "meshd") else []

@@ -121,6 +121,9 @@ def limits_of(kept: Kept, cells: Sequence[Cell]) -> list[str]:
         )
     if differing := machine.get("not_as_pinned"):
         found.append(f"The baseline was not run with the pinned versions: {_versions(differing)}.")
+    found += [
+        f"{name} was built from older sources than the commit named." for name in machine.get("stale", ())
+    ]
     found += _limits_by_front_end(cells)
     bound = [
         cell

@@ -107,6 +107,8 @@ def _fit_stage(rows: Sequence[tuple[int, float, float]]) -> Stage:
         solved = solve_least_squares(picked, [row[2] for row in rows])
         slopes = dict(zip(columns, solved[1:], strict=True))
         negative = [name for name, slope in slopes.items() if slope < 0]
+        if not negative and solved[0] < 0:  # a slope that noise made too steep; the peers' is the shakier one
+            negative = columns[:1]
         if not negative:
             return Stage(solved[0], slopes.get("per_peer", 0.0), slopes.get("per_kib", 0.0))
         columns = [name for name in columns if name not in negative]

@@ -11,7 +11,7 @@ from typing import Any, Final
 from bench.chosen import choose_front_ends, choose_tokenizer, say
 from bench.commands import QUICK_STATE, STATE
 from bench.cpu_sets import Cpus, choose_cpus, two_front_cores
-from bench.front_ends import FRONT_ENDS
+from bench.front_ends import FRONT_ENDS, stale_builds
 from bench.grid import QUICK, SETUPS, all_points, choose
 from bench.machine import describe, require
 from bench.peers import find_peer
@@ -44,7 +44,10 @@ def run_table_command(args: argparse.Namespace) -> int:
     path = args.state or (QUICK_STATE if args.quick else STATE)
     if args.restart:
         path.unlink(missing_ok=True)
-    machine = {**describe(cpus), "apart": apart_notes(plan.apart), "peers": peer_versions()}
+    stale = stale_builds(plan.front_ends)
+    for name in stale:
+        say(f"{name} is older than the sources: run {FRONT_ENDS[name].made_by}")
+    machine = {**describe(cpus), "stale": stale, "apart": apart_notes(plan.apart), "peers": peer_versions()}
     state = State(path, _conditions(plan, machine, seconds), machine)
     run_table(plan, state, say)
     say(f"\nall rounds: {path}; next: python -m bench report --state {path}")
@@ -67,7 +70,17 @@ def peer_versions() -> dict[str, str]:
 
 def _conditions(plan: Plan, machine: dict[str, Any], seconds: float) -> dict[str, Any]:
     """What must be the same when a run goes on; more rounds, points or front ends may be added."""
-    same = ("cpu", "cpus_front_end", "cpus_backend", "cpus_load", "kernel", "python", "revision", "peers")
+    same = (
+        "cpu",
+        "cpus_front_end",
+        "cpus_backend",
+        "cpus_load",
+        "kernel",
+        "python",
+        "revision",
+        "peers",
+        "stale",
+    )
     return {
         "seconds": seconds,
         "tokenizer": _digest(plan.tokenizer),

@@ -26,7 +26,7 @@ from bench.baseline.picks import RoundRobin
 from bench.commands import make_parser, parse_size
 from bench.cpu_sets import Cpus
 from bench.front_end import Site
-from bench.front_ends import FRONT_ENDS
+from bench.front_ends import FRONT_ENDS, is_stale
 from bench.load import Load, hold_streams, parse_streams, parse_wrk
 from bench.machine import PINS, parse_pins, require
 from bench.memory import Memory, copies_of, parse_ps, table, told
@@ -474,3 +474,15 @@ def test_versions_of_the_baseline_are_pinned() -> None:
     pins = parse_pins(PINS.read_text())
     assert {"fastapi", "uvicorn", "aiohttp"} <= set(pins) and all(pins.values())
     assert parse_pins("# a\nx==1.2  # why\n\n") == {"x": "1.2"}
+
+
+def test_a_build_older_than_a_source_is_stale(tmp_path: Path) -> None:
+    source, stamp = tmp_path / "src" / "deep" / "a.py", tmp_path / "built"
+    source.parent.mkdir(parents=True)
+    source.touch()
+    assert is_stale(stamp, tmp_path / "src")
+    stamp.touch()
+    os.utime(source, (1000, 1000))
+    assert not is_stale(stamp, tmp_path / "src")
+    os.utime(source, (stamp.stat().st_mtime + 10,) * 2)
+    assert is_stale(stamp, tmp_path / "src")

@@ -51,6 +51,7 @@ MACHINE = {
     "programs": {"wrk": "wrk 4"},
     "peers": {"smg": "1.0"},
     "not_as_pinned": {"uvicorn": "0.1"},
+    "stale": ["meshd-compiled"],
     "apart": {"cpus_front_end": [0, 1], "is_front_alone": False},
 }
 CONDITIONS = {"seconds": 5.0, "tokenizer": "abc"}
@@ -82,6 +83,7 @@ def test_limits_name_what_the_figures_cannot_say() -> None:
     kept = Kept(CONDITIONS, MACHINE, [*entries(), absent])
     text = limits_of(kept, cells_of(kept))[1]
     assert "share their CPUs" in text and "not run with the pinned versions: uvicorn 0.1" in text
+    assert "meshd-compiled was built from older sources" in text
     assert "smg write the body anew" in text and "smg does not tokenize" in text
     assert "nginx could not be measured everywhere: nginx: did not start\n" not in text
     assert "nginx could not be measured everywhere: nginx: did not start" in text

@@ -53,6 +53,12 @@ def test_a_cost_is_never_below_nought() -> None:
     assert fit(falling).io == Stage(pytest.approx(80.0), 0.0, 0.0)
 
 
+def test_a_slope_too_steep_for_its_base_is_dropped() -> None:
+    steep = [Sample(1, peers, kib, 10.0 * peers**3 + kib, 20.0) for peers in (1, 2, 3) for kib in (1.0, 2.0)]
+    found = fit(steep).io
+    assert found.base >= 0 and found.per_peer == 0.0 and found.per_kib == pytest.approx(1.0)
+
+
 def test_the_slower_stage_limits_the_rate() -> None:
     model = Model(Stage(100.0, 0.0, 0.0), Stage(50.0, 0.0, 0.0))
     assert model.rate(1, 1, 1.0) == pytest.approx(10_000)
