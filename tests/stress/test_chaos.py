@@ -53,6 +53,9 @@ def test_every_request_has_one_outcome_whatever_dies(pytestconfig: pytest.Config
     try:
         with BadUpstream(random.Random(rng.random())) as bad:
             run(node, rng, fixed, registered, bad, seconds)
+    except BaseException:
+        print(*(line for line in node.raw_lines if '"access"' not in line), sep="\n")
+        raise
     finally:
         node.kill()
         for upstream in (*fixed, *registered):

@@ -51,6 +51,7 @@ def check_line(outcome: Outcome, line: dict[str, Any] | None, kills: list[Strike
     if outcome.kind == "cut" and not kills:
         assert line is not None, f"cut, and not by a kill: {outcome}"
         assert line["outcome"] in ("body_error", "backend_error"), f"cut without a reason: {outcome} {line}"
+        assert not outcome.is_silent, f"only the kernel may end a body so, for a killed process: {outcome}"
     if line is None:
         # The head of one that left early may not have arrived; a killed process logs nothing.
         assert outcome.kind == "aborted" or kills, f"no access line: {outcome}"

@@ -25,6 +25,7 @@ class Outcome:
 
     ``kind``: `complete`, `refused` (an error in JSON), `told` (an error event), `cut` (the connection ended
     first), `aborted` (by this client), `hang`, `wrong`. ``fellows``: ids of those on the same connection.
+    ``is_silent``: cut where the end of the connection is the end of the body, and without a reset.
     """
 
     ask: Ask
@@ -36,13 +37,15 @@ class Outcome:
     code: str = ""
     what: str = ""
     ended_at: float = 0.0
+    is_silent: bool = False
 
 
 @dataclass
 class Partial:
-    """The response so far."""
+    """The response so far. ``is_unframed``: its end is that of the connection (HTTP/1.0)."""
 
     status: int = 0
+    is_unframed: bool = False
     fields: dict[bytes, bytes] = field(default_factory=dict)
     body: bytearray = field(default_factory=bytearray)
 
@@ -132,7 +135,8 @@ class Traffic:
         except TimeoutError:
             outcome.kind = "hang"
         except (WrongAnswer, ValueError) as error:
-            outcome.kind, outcome.what = "wrong", f"{error} fields={part.fields}"
+            outcome.kind, outcome.what = "cut" if part.is_unframed else "wrong", f"{error} {part.fields}"
+            outcome.is_silent = part.is_unframed
         if outcome.kind in ("cut", "aborted"):
             try:
                 judge_part(ask, part.status, bytes(part.body))
@@ -214,6 +218,7 @@ class Traffic:
             if await reader.readexactly(2) != b"\r\n":
                 raise WrongAnswer("broken chunk framing")
         else:
+            part.is_unframed = True
             while piece := await reader.read(4096):
                 body += piece
 
