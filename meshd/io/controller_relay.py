@@ -42,8 +42,10 @@ async def ask_controller(
     try:
         # A change is sent once: a repeated one would meet what the first has done.
         is_change = head.method not in READING
-        return await leg.ask(io.controller, head.method, request, body, needs_fresh=is_change)
+        response = await leg.ask(io.controller, head.method, request, body, needs_fresh=is_change)
     except UpstreamFailure as failure:
         raise MeshError(
             "controller_unavailable", "The controller is being restarted.", cause=failure.cause
         ) from failure
+    leg.request_deadline = 0.0  # a client may take a long answer slowly; silence has its own timer
+    return response

@@ -31,7 +31,10 @@ _ERROR_TYPES: Final = {
 
 
 class Leg:
-    """One HTTP exchange with one upstream; it owns its connection until `release` or `close`."""
+    """One HTTP exchange with one upstream; it owns its connection until `release` or `close`.
+
+    ``request_deadline``: of the request timer, on the clock of ``io``; 0 for none.
+    """
 
     __slots__ = (
         "_first_byte_deadline",

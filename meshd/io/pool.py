@@ -56,7 +56,10 @@ def authority_of(upstream: Upstream) -> str:
 
 
 class UpstreamPool:
-    """All upstream connections of one I/O process. ``tls`` gives the context of each new https connection."""
+    """All upstream connections of one I/O process. ``tls`` gives the context of each new https connection.
+
+    ``on_count`` hears of each connection to an upstream that opens or ends; the controller is none.
+    """
 
     def __init__(
         self,
@@ -117,7 +120,9 @@ class UpstreamPool:
         if connection.is_closed:  # its end was seen before anyone held it
             raise UpstreamFailure("upstream_connection_failed", "closed at once", False, False)
         self._open.add(connection)
-        self._on_count(1)
+        connection.is_local = bool(address.unix_path)
+        if not connection.is_local:
+            self._on_count(1)
         return connection
 
     async def _connect(self, address: Address) -> UpstreamConnection:
@@ -220,7 +225,8 @@ class UpstreamPool:
         if connection not in self._open:
             return
         self._open.discard(connection)
-        self._on_count(-1)
+        if not connection.is_local:
+            self._on_count(-1)
         stack = self._idle.get(connection.key)
         if stack and connection in stack:
             stack.remove(connection)

@@ -91,6 +91,7 @@ class UpstreamConnection(asyncio.Protocol):
         "is_busy",
         "is_closed",
         "is_complete",
+        "is_local",
         "is_paused",
         "key",
         "last_byte_at",
@@ -117,6 +118,7 @@ class UpstreamConnection(asyncio.Protocol):
         self.is_busy = False
         self.is_closed = False
         self.is_paused = False
+        self.is_local = False  # to another process of the node, which is no upstream
         self.name = ""  # that was looked up for it, and the address that was connected to
         self.remote = ""
         self.served = 0

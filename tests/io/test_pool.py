@@ -509,6 +509,8 @@ def test_unix_socket_is_an_address_too():
             connection = await it.used()
             it.pool.release(connection)
             assert await it.used() is connection
+            connection.close()
+            assert it.counts == [], "it is no connection to an upstream"
             server.close()
             missing = Address("gone", unix_path="\0meshd-test-no-such-socket")
             with pytest.raises(UpstreamFailure) as caught:
