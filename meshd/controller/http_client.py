@@ -12,6 +12,7 @@ import re
 import socket
 import ssl
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Final
 
@@ -20,6 +21,7 @@ import h11
 from meshd.errors import StartupError
 from meshd.routing.registry import Upstream
 
+LOOKUP_THREADS: Final = 128
 _READ_BYTES: Final = 65536
 _HEAD_BYTES: Final = 65536
 _ERROR_NUMBER: Final = re.compile(r"\[Errno (\d+)\]")
@@ -102,6 +104,15 @@ class UpstreamClient:
             writer.transport.abort()
             with contextlib.suppress(OSError):
                 await writer.wait_closed()
+
+
+def give_lookups_threads(loop: asyncio.AbstractEventLoop) -> None:
+    """Let many names be looked up at a time.
+
+    A name whose servers are silent holds its thread for half a minute; with the handful that an event loop
+    has by itself a few such names would keep all others from being probed, and so from being used.
+    """
+    loop.set_default_executor(ThreadPoolExecutor(LOOKUP_THREADS, "lookup"))
 
 
 def _words(exc: Exception) -> str:

@@ -25,7 +25,7 @@ from meshd.controller.admin import AdminRoutes
 from meshd.controller.answers import refuse
 from meshd.controller.breakers import BreakerKeeper, TransitionTeller
 from meshd.controller.discovery.tasks import Discovery
-from meshd.controller.http_client import UpstreamClient
+from meshd.controller.http_client import UpstreamClient, give_lookups_threads
 from meshd.controller.http_server import HttpServer
 from meshd.controller.pool_watch import PoolWatch
 from meshd.controller.prober import ProbeCounters
@@ -112,6 +112,7 @@ class Controller:
     async def run(self) -> None:
         """Start, say ready, and work until the supervisor says drain or quit, or is gone."""
         loop = asyncio.get_running_loop()
+        give_lookups_threads(loop)
         stopped = asyncio.Event()
         memory = self._routing_memory()
         memory.start()

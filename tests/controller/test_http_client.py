@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import ssl
+import threading
 from collections.abc import Awaitable, Callable
 
 import pytest
 
-from meshd.controller.http_client import Answer, FetchError, Room, UpstreamClient
+from meshd.controller.http_client import Answer, FetchError, Room, UpstreamClient, give_lookups_threads
 from meshd.routing.registry import Upstream
 from meshd.tls import client_context
 from tests.fakes.certificates import Authority
@@ -135,6 +136,22 @@ def test_name_with_several_addresses_is_told_as_one_problem(monkeypatch: pytest.
     monkeypatch.setattr(asyncio, "open_connection", fail)
     with pytest.raises(FetchError, match=r"^Connection refused$"):
         asyncio.run(UpstreamClient().get(Upstream(0, "id", "http://localhost:1"), "/", 5.0, 1000))
+
+
+def test_names_whose_servers_are_silent_do_not_keep_others_from_being_looked_up() -> None:
+    is_over = threading.Event()
+
+    async def run() -> None:
+        loop = asyncio.get_running_loop()
+        give_lookups_threads(loop)
+        silent = [loop.run_in_executor(None, is_over.wait) for _ in range(100)]
+        try:
+            assert await asyncio.wait_for(loop.getaddrinfo("localhost", 1), 10)
+        finally:
+            is_over.set()
+            await asyncio.gather(*silent)
+
+    asyncio.run(run())
 
 
 def test_refused_connection_is_an_error() -> None:
