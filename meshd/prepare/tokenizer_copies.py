@@ -62,6 +62,7 @@ class TokenizerCopies:
         self._copies: dict[int, LoadedTokenizer] = {}
         self._serving: dict[str, int] = {}
         self._report = Report(pid)
+        self._loading: Copy | None = None
         self._proof: Proof | None = None  # of the copy that is being loaded
         # Of a predecessor whose report is about to be overwritten, too.
         self._proofs = _proofs_in(board.reports())
@@ -76,6 +77,12 @@ class TokenizerCopies:
     def is_behind(self) -> bool:
         """Whether the board says something that ``follow`` has not done; one load."""
         return self._board.generation() != self._seen
+
+    @property
+    def is_load_in_vain(self) -> bool:
+        """Whether the copy that is being loaded is not wanted any more."""
+        copy = self._loading
+        return copy is not None and copy.serial not in _copies_of(self._board.desired())
 
     def follow(self) -> bool:
         """Do what the board says until workers forked from now on would get another set; say whether they do.
@@ -153,7 +160,12 @@ class TokenizerCopies:
         name = _name_of(copy, desired)
         self._tell(self._report.with_copy(copy.serial, Loaded("loading")))
         self._proof = None
+        self._loading = copy
         loaded, reason = self._try(copy)
+        is_in_vain = self.is_load_in_vain
+        self._loading = None
+        if is_in_vain:  # `follow` sees what is wanted instead
+            return
         if loaded is None:
             self._tell(self._report.with_copy(copy.serial, Loaded("failed", message=reason)))
             self._log.error("tokenizer_failed", name=name, path=copy.source, message=reason)
@@ -188,6 +200,8 @@ class TokenizerCopies:
         for tried in range(TRIES):
             if tried:
                 self._pause(PAUSE_S)
+            if self.is_load_in_vain:
+                break
             left_s = end - self._clock()
             if left_s <= 0:
                 return None, f"it was not loaded within {LIMIT_S:.0f} s: {reason}"

@@ -159,15 +159,16 @@ class Leader:
 
         self._load_until_s = time.monotonic() + timeout_s
         try:
-            path = find_source(copy.source, timeout_s)
-            template = self._settings.chat_template or copy.chat_template_path
-            return load_tokenizer(
-                path, self._settings.tokenizer_engine, template or None, self._copies, may_defer=True
-            )
-        except (SourceNotFound, _LoadTookTooLong) as error:
+            try:
+                path = find_source(copy.source, timeout_s)
+                template = self._settings.chat_template or copy.chat_template_path
+                return load_tokenizer(
+                    path, self._settings.tokenizer_engine, template or None, self._copies, may_defer=True
+                )
+            finally:
+                self._load_until_s = 0.0  # from here on nothing stops us
+        except (SourceNotFound, _LoadStopped) as error:
             raise LoadFailed(str(error)) from error
-        finally:
-            self._load_until_s = 0.0
 
     @contextmanager
     def _looking_after_workers(self) -> Iterator[None]:
@@ -178,10 +179,8 @@ class Leader:
             if self._group.is_over:
                 raise SystemExit(0)
             signal.setitimer(signal.ITIMER_REAL, _MEANWHILE_S)  # one at a time, however long it took
-            until_s = self._load_until_s
-            if until_s and time.monotonic() > until_s:
-                self._load_until_s = 0.0
-                raise _LoadTookTooLong("it took too long")
+            if self._load_until_s:
+                self._check_load()
 
         signal.signal(signal.SIGALRM, interrupt)
         signal.setitimer(signal.ITIMER_REAL, _MEANWHILE_S)
@@ -190,6 +189,17 @@ class Leader:
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0)
             signal.signal(signal.SIGALRM, signal.SIG_IGN)
+
+    def _check_load(self) -> None:
+        """Stop the load that goes on if nobody waits for it any more, or it has had its time."""
+        if self._copies.is_load_in_vain:
+            reason = "it is not wanted any more"
+        elif time.monotonic() > self._load_until_s:
+            reason = "it took too long"
+        else:
+            return
+        self._load_until_s = 0.0
+        raise _LoadStopped(reason)
 
     def _run_worker(self, seat: int) -> None:
         """The life of a forked worker."""
@@ -236,8 +246,8 @@ class Leader:
         return Log(name, settings.log_level, settings.json_log, log_dir=settings.log_dir)
 
 
-class _LoadTookTooLong(Exception):
-    """Raised in the middle of a load when its time is up."""
+class _LoadStopped(BaseException):
+    """Raised in the middle of a load that shall not go on; no ``Exception``, which a load may handle."""
 
 
 def _trim_heap() -> None:

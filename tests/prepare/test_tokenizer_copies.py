@@ -26,6 +26,9 @@ class Leader:
     tries: list[str] = field(default_factory=list)
     pauses: list[float] = field(default_factory=list)
     cures: dict[str, int] = field(default_factory=dict)  # source → the try that succeeds
+    meanwhile: dict[str, tuple[Entry, ...]] = field(
+        default_factory=dict
+    )  # source → what is wanted from then on
 
     def __post_init__(self) -> None:
         self.board = TokenizerBoard(TokenizerBoard.create(2))
@@ -44,6 +47,10 @@ class Leader:
         self.tries.append(copy.source)
         self.now_s += self.load_s
         assert self.report.copies[copy.serial] == Loaded("loading")
+        assert not self.copies.is_load_in_vain
+        if copy.source in self.meanwhile:
+            self.board.publish(Desired(self.meanwhile.pop(copy.source), 100))
+            assert self.copies.is_load_in_vain
         if copy.source.startswith("/bad") and self.tries.count(copy.source) != self.cures.get(copy.source):
             raise LoadFailed("it is bad")
         return LoadedTokenizer(list, vocab_size=copy.serial, source=copy.source)
@@ -192,3 +199,13 @@ def test_a_worker_that_is_forked_while_a_copy_is_dropped_gets_what_is_left() -> 
     leader.copies._load = load
     leader.want(entry("m2", 3), entry("default", 1))
     assert seen == ["/default"]
+
+
+@pytest.mark.parametrize("source", ["/bad", "/good"])
+def test_a_load_that_is_not_wanted_any_more_is_given_up_and_the_next_one_begins(source: str) -> None:
+    leader = Leader()
+    leader.meanwhile[source] = (entry("m2", 2),)
+    leader.want(entry("m1", 1, source))
+    assert leader.tries == [source, "/m2"]
+    assert set(leader.report.copies) == {2} and not leader.copies.is_load_in_vain
+    assert (leader.found("m1"), leader.found("m2")) == (None, "/m2")

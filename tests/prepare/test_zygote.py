@@ -173,6 +173,24 @@ def test_a_leader_that_is_told_to_quit_while_it_loads_ends_at_once(
     assert not any(row.is_alive for row in pool.rows())
 
 
+def test_a_load_that_comes_to_no_end_is_given_up_when_its_entry_is_removed(
+    make_pool: MakePool, tmp_path: Path
+) -> None:
+    pool = make_pool(workers=1)
+    leader = Started(pool)
+    leader.wait_ready()
+    template = tmp_path / "template.jinja"
+    template.write_text("{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}")
+    leader.want(Entry("id", "m1", DEMO_TOKENIZER, Copy(1, DEMO_TOKENIZER, str(template))))
+    leader.wait_until(lambda: leader.state_of(1) == "loading")
+    leader.want(Entry("id", "m2", DEMO_TOKENIZER, Copy(2, DEMO_TOKENIZER)))
+    states = []
+    leader.wait_until(lambda: states.append(leader.state_of(1)) or leader.state_of(2) == "loaded")
+    assert "failed" not in states
+    code, stderr = leader.end()
+    assert code == 0 and "Traceback" not in stderr
+
+
 def test_an_automatic_entry_that_cannot_be_loaded_is_reported_and_the_leader_serves(
     make_pool: MakePool,
 ) -> None:
