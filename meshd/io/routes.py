@@ -102,7 +102,7 @@ class Routes:
             return
         raise MeshError(
             "admin_required",
-            "Only clients on this host may change this: see --tenants-file and --open-admin.",
+            "Only clients on this host may change this; --open-admin opens it to all who reach the port.",
         )
 
     def answer(self, route: Route, method: str) -> Answer:

