@@ -272,9 +272,9 @@ class Flood(threading.Thread):
 def test_256_overlapping_requests_are_all_served_with_default_settings(pool: Node) -> None:
     """Behaviours 3 and 13: one job each, under a policy that needs tokens too."""
 
-    async def ask(number: int, start: asyncio.Event) -> bytes:
+    async def ask(number: int, all_connected: asyncio.Barrier) -> bytes:
         reader, writer = await asyncio.open_connection(pool.host, pool.port)
-        await start.wait()
+        await all_connected.wait()
         writer.write(raw_request(f"number {number}"))
         async with asyncio.timeout(30):
             head, _ = await read_response(reader)
@@ -282,11 +282,8 @@ def test_256_overlapping_requests_are_all_served_with_default_settings(pool: Nod
         return head
 
     async def ask_all() -> list[bytes]:
-        start = asyncio.Event()
-        tasks = [asyncio.create_task(ask(number, start)) for number in range(256)]
-        await asyncio.sleep(0.2)  # until all are connected; those that are not come a little later
-        start.set()
-        return await asyncio.gather(*tasks)
+        all_connected = asyncio.Barrier(256)
+        return await asyncio.gather(*(ask(number, all_connected) for number in range(256)))
 
     jobs = {"submitted": 256, "runs": 256, "claims": 256, "parsed": 256, "viewed": 256, "encoded": 256}
     with counted(pool, **jobs):

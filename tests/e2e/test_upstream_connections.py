@@ -167,14 +167,19 @@ def test_connection_with_unread_bytes_or_a_close_is_never_reused(node, upstream,
 
 
 def test_connection_that_got_bytes_while_idle_is_never_reused(node, upstream):
+    answered = threading.Event()
+
     def unasked(seen: Seen) -> Iterator[bytes]:
         yield OK
-        sleep(0.05)  # the response is complete, and the connection back in the pool
+        assert answered.wait(10)
+        answered.clear()
         yield b"HTTP/1.1 408 Request Timeout\r\ncontent-length: 0\r\n\r\n"
 
     play(upstream, Script(unasked))
     for _ in range(3):
         assert ask(node)[0] == 200
+        wait_until(lambda: not node.held(), "the exchange has not ended")
+        answered.set()
         wait_until(lambda: node.metric(OPEN) == 0, "it is kept")
     assert len(set(connections(upstream))) == 3
 
