@@ -8,9 +8,9 @@ whose ``bin`` directories go onto PATH or behind ``--peer-path``:
     done
     python -m bench table --peer-path peers/*/bin
 
-None of them tokenizes requests over HTTP itself. Where a workload asks for ``prefix_hash``, each runs the
-policy of its own that looks at the beginning of the text, and the report says so (vllm-router then first asks
-its upstream to tokenize; the backend here answers 404, as a server without that route does). All three parse
+They are given no tokenizer. Where a workload asks for ``prefix_hash``, each runs the policy of its own that
+looks at the beginning of the text, and the report says so (vllm-router was seen to ask its upstream twice to
+render each prompt first; the backend here answers 404, as a server without that route does). All three parse
 the body and write it anew, so the backend receives more bytes than the client has sent. Logging is turned
 down to warnings, and health checks are off where there is a switch for it; all else is as it comes.
 """
