@@ -157,7 +157,8 @@ def _limits_by_front_end(cells: Sequence[Cell]) -> list[str]:
         if not FRONT_ENDS[name].tokenizes:
             policy = FRONT_ENDS[name].policies["prefix_hash"]
             found.append(
-                f"{name} does not tokenize as it was started here, without a tokenizer; it ran its policy {policy} on the text."
+                f"{name} does not tokenize as it was started here, without a tokenizer; "
+                f"it ran its policy {policy} on the text."
             )
     floors = [one.name for one in FRONT_ENDS.values() if not one.policies and one.name in names]
     if floors:
