@@ -50,6 +50,7 @@ from meshd.slab import SLAB_KIND
 
 if TYPE_CHECKING:
     from meshd.prepare.build import ViewBuilder
+    from meshd.prepare.memory_bound import JobMemory
     from meshd.prepare.tokenizer import LoadedTokenizer
     from meshd.prepare.tokenizer_copies import TokenizerCopies
 
@@ -64,6 +65,10 @@ _NO_POOLS: Final = {
     "RUST_LOG": "warn",
     "HF_HUB_DISABLE_PROGRESS_BARS": "1",
 }
+_JOB_BYTES: Final = 2 << 30
+"""What a prepare worker may have beside what it begins with: no job in good faith comes near it."""
+_FREE_BODY_BYTES: Final = 16 << 20
+_BYTES_A_BODY_BYTE: Final = 64  # parsed, ``[],`` is a list of 56 bytes and its place
 _MEANWHILE_S: Final = 0.05  # between two turns of the group while a load goes on
 
 
@@ -206,6 +211,7 @@ class Leader:
         from meshd.prepare.build import ViewBuilder
         from meshd.prepare.conversation_cache import ConversationCache
         from meshd.prepare.crosscheck import CrossCheck
+        from meshd.prepare.memory_bound import JobMemory
         from meshd.prepare.tokenizer import WorkerTools
         from meshd.prepare.tokenizer_events import CountedEvents
 
@@ -229,7 +235,7 @@ class Leader:
             self._board,
             self._bells[seat],
             self._io_bells,
-            job_runner(builder),
+            job_runner(builder, JobMemory(_JOB_BYTES, _BYTES_A_BODY_BYTE, _FREE_BODY_BYTES)),
             lambda error: log.error("prepare_job_failed", error="".join(traceback.format_exception(error))),
             manifest.supervisor_pid,
             reopen_log=log.reopen,
@@ -255,8 +261,11 @@ def _trim_heap() -> None:
     ctypes.CDLL(None).malloc_trim(0)
 
 
-def job_runner(builder: ViewBuilder) -> RunJob:
-    """Return the function that turns one descriptor and its body into a result in the view area."""
+def job_runner(builder: ViewBuilder, memory: JobMemory | None = None) -> RunJob:
+    """Return the function that turns one descriptor and its body into a result in the view area.
+
+    ``memory``: bounds what a job may allocate; ``None`` for no bound.
+    """
     from meshd.prepare.build import Stopped
     from meshd.prepare.codec import ViewTooLarge, encode_answer, encode_refusal, encode_view
 
@@ -265,6 +274,8 @@ def job_runner(builder: ViewBuilder) -> RunJob:
     def run_job(
         descriptor: Descriptor, body: memoryview, view: memoryview, should_stop: Callable[[], bool]
     ) -> tuple[int, int]:
+        if memory is not None:
+            memory.prepare_for(len(body))
         try:
             endpoint = endpoint_by_number(descriptor.endpoint_number)
             if endpoint.picks_by == "local":

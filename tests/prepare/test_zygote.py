@@ -19,7 +19,7 @@ import pytest
 
 import meshd
 from meshd.api.endpoints import ENDPOINTS
-from meshd.api.view import RoutingView, StageTimes
+from meshd.api.view import NEEDS_TOKENS, RoutingView, StageTimes
 from meshd.config import Settings
 from meshd.control import Manifest, Role, State
 from meshd.errors import MeshError
@@ -171,6 +171,27 @@ def test_a_leader_that_is_told_to_quit_while_it_loads_ends_at_once(
     assert code == 0 and "Traceback" not in stderr
     assert leader.state_of(1) == "loading"
     assert not any(row.is_alive for row in pool.rows())
+
+
+def test_a_template_that_allocates_without_end_is_413_and_costs_no_worker(
+    make_pool: MakePool, tmp_path: Path
+) -> None:
+    pool = make_pool(workers=1)
+    leader = Started(pool)
+    template = tmp_path / "template.jinja"
+    template.write_text("{{ messages[0].content.ljust(1 if messages | length == 1 else 8000000000) }}")
+    leader.want(Entry("id", "default", DEMO_TOKENIZER, Copy(1, DEMO_TOKENIZER, str(template))))
+    leader.wait_ready()
+    door = pool.door(is_real_time=True)
+    door.endpoint_number, door.needs = CHAT.number, NEEDS_TOKENS
+    message = b'{"role": "user", "content": "hi"}'
+    fine = door.submit(b'{"model": "m1", "messages": [%b]}' % message)
+    greedy = door.submit(b'{"model": "m1", "messages": [%b, %b]}' % (message, message))
+    again = door.submit(b'{"model": "m2", "messages": [%b]}' % message)
+    assert door.pump_all(fine, greedy, again) == ["m1", "tokenizer_input_too_large", "m2"]
+    assert sum(row.restarts for row in pool.rows()) == 0 and door.metrics.retries == 0
+    code, stderr = leader.end()
+    assert code == 0 and "Traceback" not in stderr
 
 
 def test_a_load_that_comes_to_no_end_is_given_up_when_its_entry_is_removed(
