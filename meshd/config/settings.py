@@ -16,6 +16,7 @@ from typing import Any, Final
 
 from meshd.config import checks, discovery
 from meshd.config.declaration import Setting, declared_settings, setting
+from meshd.config.policies import POLICIES, POLICY_ALIASES, POLICY_HINTS
 from meshd.config.workers import RUNTIME_ALIASES, RUNTIMES, WorkerSpec
 
 _DURATION_BUCKETS: Final = (
@@ -23,18 +24,6 @@ _DURATION_BUCKETS: Final = (
     10.0, 15.0, 30.0, 45.0, 60.0, 90.0, 120.0, 180.0, 240.0,
 )  # fmt: skip
 _REQUEST_ID_HEADERS: Final = ("x-request-id", "x-correlation-id", "x-trace-id", "request-id")
-_POLICIES: Final = (
-    "random",
-    "round_robin",
-    "power_of_two",
-    "least_load",
-    "cache_aware",
-    "prefix_hash",
-    "consistent_hash",
-    "dp_sticky",
-)
-_POLICY_ALIASES: Final = (("consistent_hashing", "consistent_hash"),)
-_POLICY_HINTS: Final = (("manual", "dp_sticky"), ("sticky_least_loaded", "dp_sticky"))
 
 _listener = partial(setting, section="Listeners", takes_effect="restart")
 _front = partial(setting, takes_effect="processes", readers=("io", "controller"))
@@ -200,24 +189,24 @@ class Settings:
     policy: str = _routing(
         "cache_aware",
         help="How a server is picked among the candidates: docs/routing.md.",
-        choices=_POLICIES,
-        choice_aliases=_POLICY_ALIASES,
-        choice_hints=_POLICY_HINTS,
+        choices=POLICIES,
+        choice_aliases=POLICY_ALIASES,
+        choice_hints=POLICY_HINTS,
     )
     prefill_policy: str = _routing(
         "",
         help="The same among prefill servers, for prefill/decode disaggregation; has no effect without it.",
-        choices=_POLICIES,
-        choice_aliases=_POLICY_ALIASES,
-        choice_hints=_POLICY_HINTS,
+        choices=POLICIES,
+        choice_aliases=POLICY_ALIASES,
+        choice_hints=POLICY_HINTS,
         default_text="--policy",
     )
     decode_policy: str = _routing(
         "",
         help="The same among decode servers.",
-        choices=_POLICIES,
-        choice_aliases=_POLICY_ALIASES,
-        choice_hints=_POLICY_HINTS,
+        choices=POLICIES,
+        choice_aliases=POLICY_ALIASES,
+        choice_hints=POLICY_HINTS,
         default_text="--policy",
     )
     cache_threshold: float = _routing(

@@ -1,4 +1,4 @@
-"""What every exchange of one I/O process works with; built once in `process.py`."""
+"""What every exchange of one I/O process works with; built once, in `assembly.py`."""
 
 from __future__ import annotations
 

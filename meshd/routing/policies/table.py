@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Final
 
+from meshd.config.policies import POLICIES, POLICY_ALIASES
 from meshd.routing.policies.cache_aware import CacheAware
 from meshd.routing.policies.consistent_hash import ConsistentHash
 from meshd.routing.policies.dp_sticky import DpSticky
@@ -23,19 +24,8 @@ from meshd.routing.upstream import POLICY_LABEL
 PolicyTable = Mapping[str, Callable[[], Policy]]
 """Policy name → a constructor of a fresh policy object."""
 
-NAMES: Final = frozenset(
-    {
-        "random",
-        "round_robin",
-        "power_of_two",
-        "least_load",
-        "cache_aware",
-        "prefix_hash",
-        "consistent_hash",
-        "dp_sticky",
-    }
-)
-_ALIASES: Final = {"consistent_hashing": "consistent_hash"}
+NAMES: Final = frozenset(POLICIES)
+_ALIASES: Final = dict(POLICY_ALIASES)
 
 
 @dataclass(frozen=True, slots=True)
