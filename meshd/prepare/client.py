@@ -252,6 +252,8 @@ class PrepareClient:
             outcome = -1
         job = entry.job
         job.open_descriptors -= 1
+        if 0 <= outcome < OUTCOME_SKIPPED or (outcome == OUTCOME_SKIPPED and finished_ns > claimed_ns):
+            self._count_claim(job, claimed_ns)
         if job.entry is entry:
             job.entry = None
             if outcome == OUTCOME_SKIPPED:
@@ -276,6 +278,15 @@ class PrepareClient:
                 job.is_release_due = False
                 job.slot.release()
 
+    def _count_claim(self, job: Job, claimed_ns: int) -> None:
+        """A worker began the job, though perhaps nobody waits for it any more; once a job.
+
+        When a worker claimed what it then died with is not known: the claim of the retry is counted.
+        """
+        if not job.is_claim_counted and job.submitted_ns:  # 0: a predecessor's
+            job.is_claim_counted = True
+            self._metrics.queue_seconds((claimed_ns - job.submitted_ns) * 1e-9)
+
     def _ran(self, job: Job, outcome: int, view_length: int) -> None:
         if outcome not in (OUTCOME_VIEW, OUTCOME_REFUSED) or view_length > job.slot.view_capacity:
             self._fail(job, "prepare_failed")
@@ -286,7 +297,6 @@ class PrepareClient:
             self._fail(job, "prepare_failed", str(fault))
             return
         metrics = self._metrics
-        metrics.queue_seconds((job.claimed_ns - job.submitted_ns) * 1e-9)
         metrics.run_seconds((job.finished_ns - job.claimed_ns) * 1e-9)
         for name, stage_ns in zip(_STAGES, result.stage_ns, strict=True):
             if stage_ns:

@@ -58,6 +58,7 @@ class Job:
         "finish_by_ns",
         "finished_ns",
         "held_result",
+        "is_claim_counted",
         "is_release_due",
         "is_suspect",
         "needs",
@@ -91,6 +92,7 @@ class Job:
         self.held_result: tuple[int, int] | None = None  # outcome and view length, while HELD
         self.is_suspect = False  # a withdrawn descriptor may have written into the view
         self.is_release_due = False
+        self.is_claim_counted = False  # in the metric of the time that jobs wait
 
     @property
     def is_terminal(self) -> bool:

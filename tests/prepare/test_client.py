@@ -9,7 +9,7 @@ import pytest
 
 from meshd.errors import MeshError
 from meshd.prepare.client import default_capacity
-from meshd.prepare.layout import OUTCOME_FAILED, OUTCOME_REFUSED, OUTCOME_SKIPPED
+from meshd.prepare.layout import OUTCOME_FAILED, OUTCOME_REFUSED, OUTCOME_SKIPPED, OUTCOME_VIEW
 
 MS = 1_000_000
 MakePool = Callable[..., Any]
@@ -242,6 +242,43 @@ def test_a_running_job_past_its_deadline_is_prepare_timeout_at_once(make_pool: M
     worker.finish(record)
     door.client.check(pool.clock())
     assert door.metrics.outcomes == 1 and door.slab.in_use_bytes == 0
+
+
+@pytest.mark.parametrize(
+    "outcome", [OUTCOME_VIEW, OUTCOME_FAILED, OUTCOME_SKIPPED], ids=["ran", "failed", "stopped"]
+)
+@pytest.mark.parametrize("is_cancelled", [True, False], ids=["cancelled", "timed out"])
+def test_the_wait_of_a_job_that_was_claimed_counts_once_though_its_result_is_dropped(
+    make_pool: MakePool, outcome: int, is_cancelled: bool
+) -> None:
+    pool = make_pool(workers=1)
+    (worker,) = pool.hand_workers()
+    door = pool.door()
+    job = door.submit(b"x")
+    pool.time[0] += 7 * MS
+    record = worker.take()
+    claimed_ns = pool.clock()
+    pool.time[0] += 10_000 * MS
+    if is_cancelled:
+        door.client.cancel(job)
+    door.client.check(pool.clock())
+    assert door.metrics.waits == []  # known when the worker answers
+    worker.end.complete(record[0], outcome, 0, claimed_ns, pool.clock())
+    door.client.check(pool.clock())
+    assert door.metrics.waits == [pytest.approx(0.007)]
+    assert door.metrics.runs == [] and door.metrics.outcomes == 1
+
+
+def test_the_wait_of_a_job_that_never_ran_does_not_count(make_pool: MakePool) -> None:
+    pool = make_pool(workers=1)
+    (worker,) = pool.hand_workers()
+    door = pool.door()
+    late, left = door.submit(b"x"), door.submit(b"y")
+    door.client.cancel(left)
+    pool.time[0] += 2000 * MS
+    assert worker.step() == "skipped x" and worker.step() == "skipped y"
+    door.client.drain_completions()
+    assert door.answer(late) == "prepare_queue_timeout" and door.metrics.waits == []
 
 
 def test_a_result_that_is_there_wins_over_the_deadline(make_pool: MakePool) -> None:
