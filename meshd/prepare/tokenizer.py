@@ -3,6 +3,8 @@
 ``tokenizers`` is the reference engine. ``fastokens`` is faster by one to two orders and is used where
 the engine proof found its ids equal. The leader loads and never encodes: the first encode of an engine
 may start threads, and a process with threads must not fork.
+
+A panic in an engine, which is Rust, is no ``Exception``: hence the broad clauses around each call of one.
 """
 
 from __future__ import annotations
@@ -287,9 +289,9 @@ def _tokenizer_file(path: Path) -> Path:
 def _load_reference(file: Path) -> tokenizers.Tokenizer:
     try:
         reference = tokenizers.Tokenizer.from_file(str(file))
+    except (KeyboardInterrupt, SystemExit):
+        raise
     except BaseException as error:
-        if isinstance(error, (KeyboardInterrupt, SystemExit)):
-            raise
         raise LoadFailed(f"{file} is not a tokenizer: {error}") from error
     # A file may ask to cut or fill every text to one length; prompts are neither.
     reference.no_truncation()
@@ -308,9 +310,9 @@ def _load_fast(file: Path) -> tuple[Encode | None, str]:
         fast = fastokens.Tokenizer.from_file(str(file))
         fast.no_truncation()
         fast.no_padding()
+    except (KeyboardInterrupt, SystemExit):
+        raise
     except BaseException as error:
-        if isinstance(error, (KeyboardInterrupt, SystemExit)):
-            raise
         return None, f"it cannot load the file ({type(error).__name__}: {error})"
     return encode_with(fast), ""
 

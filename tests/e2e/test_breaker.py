@@ -224,9 +224,8 @@ def test_trial_of_a_killed_process_makes_way(closed):
     os.kill(pid, signal.SIGKILL)
 
     def is_served() -> bool:
-        with contextlib.suppress(
-            OSError
-        ):  # it may reach the place of the dead one, before its successor is there
+        # It may reach the place of the dead one, before its successor is there.
+        with contextlib.suppress(OSError):
             return node.request("POST", "/v1/chat/completions", CHAT, timeout=0.5)[0] == 200
         return False
 
