@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Final, NoReturn
 
 from meshd.control import die_with_parent
+from meshd.prepare.alarm import alarm_held, drop_alarm
 
 Encode = Callable[[str], list[int]]
 
@@ -46,13 +47,16 @@ def answers_of_child(work: Callable[[], Sequence[str]], timeout_s: float = PROOF
     Call it in a process without threads: the child may use nothing that another thread had locked.
     Blocks until the child ends, ``timeout_s`` at most. Raises ``ProofBroken`` if there is no answer.
     """
-    child, receiving = fork_for_answers(work, timeout_s)
+    child = receiving = 0
     try:
+        with alarm_held():
+            child, receiving = fork_for_answers(work, timeout_s)
         return _answers_in_time(receiving, timeout_s)
     finally:
-        os.close(receiving)
-        os.kill(child, signal.SIGKILL)  # not reaped yet, so the id is still the child's
-        os.waitpid(child, 0)
+        if child:
+            os.close(receiving)
+            os.kill(child, signal.SIGKILL)  # not reaped yet, so the id is still the child's
+            os.waitpid(child, 0)
 
 
 def fork_for_answers(
@@ -83,8 +87,8 @@ def _answer_and_exit(
     # os._exit on every path: the child must never return into the parent's stack.
     try:
         die_with_parent(parent)
-        for number in (signal.SIGALRM, signal.SIGPROF):
-            signal.signal(number, signal.SIG_DFL)
+        drop_alarm()
+        signal.signal(signal.SIGPROF, signal.SIG_DFL)
         signal.alarm(int(timeout_s) + 1)
         signal.setitimer(signal.ITIMER_PROF, cpu_s)
         answers = [answer[:_REASON_CHARACTERS] for answer in work()]

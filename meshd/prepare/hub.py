@@ -15,6 +15,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Final, NoReturn
 
+from meshd.control import die_with_parent
+from meshd.prepare.alarm import alarm_held, drop_alarm
+
 FILES: Final = (
     "tokenizer.json",
     "tokenizer_config.json",
@@ -65,6 +68,23 @@ def fetch_from_hub(repository: str) -> str:
 
 
 def _fetch_in_child(source: str, timeout_s: float, fetch: Fetch) -> str:
+    child = receiving = 0
+    try:
+        with alarm_held():
+            child, receiving = _fork(source, fetch)
+        answer = _read_answer(receiving, timeout_s)
+    finally:
+        if child:
+            os.close(receiving)
+            os.kill(child, signal.SIGKILL)  # not reaped yet, so the id is still the child's
+            os.waitpid(child, 0)
+    if not answer.startswith("="):
+        raise SourceNotFound(f"{source} is no path here and cannot be fetched: {answer}")
+    return answer[1:]
+
+
+def _fork(source: str, fetch: Fetch) -> tuple[int, int]:
+    parent = os.getpid()
     receiving, sending = os.pipe()
     try:
         child = os.fork()
@@ -73,22 +93,16 @@ def _fetch_in_child(source: str, timeout_s: float, fetch: Fetch) -> str:
         os.close(sending)
         raise SourceNotFound(f"{source} cannot be fetched: {error.strerror}") from error
     if child == 0:
-        _fetch_and_exit(source, fetch, sending)
+        _fetch_and_exit(source, fetch, sending, parent)
     os.close(sending)
-    try:
-        answer = _read_answer(receiving, timeout_s)
-    finally:
-        os.close(receiving)
-        os.kill(child, signal.SIGKILL)  # not reaped yet, so the id is still the child's
-        os.waitpid(child, 0)
-    if not answer.startswith("="):
-        raise SourceNotFound(f"{source} is no path here and cannot be fetched: {answer}")
-    return answer[1:]
+    return child, receiving
 
 
-def _fetch_and_exit(source: str, fetch: Fetch, sending: int) -> NoReturn:
+def _fetch_and_exit(source: str, fetch: Fetch, sending: int, parent: int) -> NoReturn:
     # os._exit on every path: the child must never return into the parent's stack.
     try:
+        die_with_parent(parent)
+        drop_alarm()
         answer = "=" + fetch(source)
     except BaseException as error:
         answer = f"{type(error).__name__}: {error}".split("\n")[0]

@@ -69,6 +69,7 @@ _JOB_BYTES: Final = 2 << 30
 """What a prepare worker may have beside what it begins with: no job in good faith comes near it."""
 _FREE_BODY_BYTES: Final = 16 << 20
 _BYTES_A_BODY_BYTE: Final = 64  # parsed, ``[],`` is a list of 56 bytes and its place
+_STOP_AGAIN_S: Final = 1.0  # until a load is stopped again that did not stop: some callbacks swallow all
 _MEANWHILE_S: Final = 0.05  # between two turns of the group while a load goes on
 
 
@@ -90,6 +91,7 @@ class Leader:
         self._tokenizers = TokenizerBoard.attach(fds["tokenizers"])
         self._link = ChildLink.open(manifest, self._board)
         self._load_until_s = 0.0  # of the load that goes on
+        self._stop_at_s = 0.0  # a load that shall not go on is not told so before
         self._copies = self._make_copies()
         self._group = PrepareGroup(
             topology,
@@ -197,14 +199,16 @@ class Leader:
 
     def _check_load(self) -> None:
         """Stop the load that goes on if nobody waits for it any more, or it has had its time."""
+        now_s = time.monotonic()
         if self._copies.is_load_in_vain:
             reason = "it is not wanted any more"
-        elif time.monotonic() > self._load_until_s:
+        elif now_s > self._load_until_s:
             reason = "it took too long"
         else:
             return
-        self._load_until_s = 0.0
-        raise _LoadStopped(reason)
+        if now_s >= self._stop_at_s:
+            self._stop_at_s = now_s + _STOP_AGAIN_S
+            raise _LoadStopped(reason)
 
     def _run_worker(self, seat: int) -> None:
         """The life of a forked worker."""

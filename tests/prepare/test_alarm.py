@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from meshd.prepare.alarm import alarm_held
+from meshd.prepare.engine_proof import answers_of_child
+from meshd.prepare.hub import find_source
+
+
+class Rung(BaseException):
+    pass
+
+
+@pytest.fixture
+def bell() -> Iterator[None]:
+    """An alarm that raises."""
+
+    def ring(number: int, frame: object) -> None:
+        raise Rung
+
+    before = signal.signal(signal.SIGALRM, ring)
+    yield
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    signal.signal(signal.SIGALRM, before)
+
+
+def test_an_alarm_waits_until_the_block_has_ended(bell: None) -> None:
+    steps = []
+    with pytest.raises(Rung), alarm_held():
+        signal.raise_signal(signal.SIGALRM)
+        steps.append("ended")
+    assert steps == ["ended"]
+    assert signal.SIGALRM not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
+
+
+@pytest.mark.parametrize("kind", ["answers", "download"])
+def test_an_alarm_that_ends_the_wait_for_a_child_leaves_neither_child_nor_pipe(bell: None, kind: str) -> None:
+    def work() -> list[str]:
+        return [str(time.sleep(60))]
+
+    before = sorted(os.listdir("/proc/self/fd"))
+    for _ in range(20):
+        signal.setitimer(signal.ITIMER_REAL, 0.001)  # at any moment of it
+        with pytest.raises(Rung):
+            if kind == "answers":
+                answers_of_child(work, 60.0)
+            else:
+                find_source("an/id", 60.0, lambda source: str(work()))
+    assert sorted(os.listdir("/proc/self/fd")) == before
+    with pytest.raises(ChildProcessError):
+        os.waitpid(-1, os.WNOHANG)
+
+
+def test_a_child_that_was_forked_with_the_alarm_held_ends_by_it() -> None:
+    def work() -> list[str]:
+        return [str(signal.SIGALRM in signal.pthread_sigmask(signal.SIG_BLOCK, ()))]
+
+    with alarm_held():
+        assert answers_of_child(work) == ["False"]
