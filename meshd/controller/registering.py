@@ -10,8 +10,7 @@ from meshd.controller.registration import (
     Discovered,
     settled_labels,
     settled_models,
-    unknown_apis,
-    unknown_policy,
+    warn_of_labels,
 )
 from meshd.controller.registry_keeper import RegistryKeeper
 from meshd.log import Log
@@ -134,12 +133,7 @@ class Registrations:
             ranks=first.dp_size,
             problem=problem or None,
         )
-        unknown = unknown_apis(first.labels, self._passthrough_paths)
-        if unknown:
-            self._log.warning("unknown_apis", upstream=base_url, apis=", ".join(unknown))
-        policy = unknown_policy(first.labels)
-        if policy:
-            self._log.warning("unknown_policy", upstream=base_url, policy=policy)
+        warn_of_labels(self._log, base_url, first.labels, self._passthrough_paths)
 
     def _note(self, upstream: Upstream, status: JobStatus, message: str = "") -> None:
         self._keeper.jobs.note(upstream.id, upstream.url, status, message)

@@ -17,6 +17,7 @@ import orjson
 from meshd.api.endpoints import ENDPOINTS
 from meshd.config.declaration import MAX_NUMBER
 from meshd.controller.http_client import FetchError, UpstreamClient
+from meshd.log import Log
 from meshd.routing.load import MAX_UPSTREAMS
 from meshd.routing.policies.table import NAMES, labelled_policy
 from meshd.routing.registry import Upstream
@@ -175,6 +176,16 @@ def unknown_policy(labels: Mapping[str, str]) -> str:
     """Return what label ``policy`` names if there is no such policy; the label is then not heeded."""
     name = labelled_policy(labels)
     return "" if name in NAMES else name
+
+
+def warn_of_labels(log: Log, url: str, labels: Mapping[str, str], passthrough_paths: Iterable[str]) -> None:
+    """Tell the operator of what labels ask for and do not get."""
+    unknown = unknown_apis(labels, passthrough_paths)
+    if unknown:
+        log.warning("unknown_apis", upstream=url, apis=", ".join(unknown))
+    policy = unknown_policy(labels)
+    if policy:
+        log.warning("unknown_policy", upstream=url, policy=policy)
 
 
 def settled_labels(discovered: Discovered, configured: Mapping[str, str]) -> dict[str, str]:

@@ -18,6 +18,7 @@ from meshd.controller.admin import AdminRoute
 from meshd.controller.http_server import Request, Response
 from meshd.controller.scrape import Values
 from meshd.errors import MeshError
+from meshd.routing.load import MAX_UPSTREAMS
 from meshd.routing.prefix_index import PrefixIndex
 from meshd.routing.sessions import ASSIGNED_HEADER, ASSIGNMENT_PATH, SessionId, SessionLedger
 
@@ -57,7 +58,7 @@ class RoutingMemory:
         if self._index.entries or self._sessions.active:
             for _ in self._index.sweep(lambda number: number not in current):
                 pass
-            self._sessions.forget([number for number in range(1024) if number not in current])
+            self._sessions.forget([number for number in range(MAX_UPSTREAMS) if number not in current])
         self._remembered = current
         self._sweep_at = self._clock() + self._interval_s
 

@@ -20,7 +20,7 @@ from meshd.controller.admin import AdminRoute
 from meshd.controller.announcement import Announcement
 from meshd.controller.answers import json_answer, worker_error
 from meshd.controller.http_server import Request, Response
-from meshd.controller.registration import filled_fields, unknown_apis, unknown_policy
+from meshd.controller.registration import filled_fields, warn_of_labels
 from meshd.controller.registry_keeper import MAX_DESCRIPTION_BYTES, Refusal, RegistryKeeper
 from meshd.controller.worker_info import resolve
 from meshd.errors import MeshError
@@ -181,12 +181,7 @@ class WorkerChanges:
         return json_answer(request, told, 202)
 
     def _warn_of(self, url: str, labels: Mapping[str, str]) -> None:
-        unknown = unknown_apis(labels, self._settings.passthrough_paths)
-        if unknown:
-            self._log.warning("unknown_apis", upstream=url, apis=", ".join(unknown))
-        policy = unknown_policy(labels)
-        if policy:
-            self._log.warning("unknown_policy", upstream=url, policy=policy)
+        warn_of_labels(self._log, url, labels, self._settings.passthrough_paths)
 
 
 def _parameter(request: Request, name: str, default: str = "") -> str:

@@ -95,7 +95,7 @@ class OpenProofs:
                 if serial == self._running:
                     self._end_child()
                 del self._open[serial]
-                found.append((serial, Found(proof.difference, Cuts(proof.head, proof.pieces)), proof))
+                found.append((serial, Found.of(proof), proof))
         return found
 
     def _from_child(self) -> list[tuple[int, Found, Proof | None]]:
@@ -121,10 +121,7 @@ class OpenProofs:
         difference = self._differences.pop(serial, "")
         if difference:
             found = Found(difference, found.cuts, is_final=False)
-        proof = None
-        if found.is_final:
-            proof = Proof(unproved.key, found.difference, found.cuts.head, found.cuts.pieces)
-        return [(serial, found, proof)]
+        return [(serial, found, unproved.proof_of(found))]
 
     def _end_child(self) -> None:
         if self._child is not None:

@@ -26,7 +26,7 @@ from meshd.prepare.cut_proof import Cuts
 from meshd.prepare.engine_proof import Encode
 from meshd.prepare.model_files import check_tokenizer_file, read_text
 from meshd.prepare.prefix_tokens import head_ids
-from meshd.prepare.proof_record import NoProofs, Proof, Proofs
+from meshd.prepare.proof_record import NoProofs, Proofs
 from meshd.prepare.template_trial import TemplateUnfit, try_template
 from meshd.prepare.tokenizer_events import NoEvents, TokenizerEvents
 from meshd.prepare.tokenizer_proof import FAST, REFERENCE, Found, Unproved, encode_with, find, prove
@@ -242,8 +242,9 @@ def load_tokenizer(
         if may_defer and engine != FAST:
             return loaded
         found = prove(unproved)
-        if found.is_final:
-            proofs.keep(Proof(key, found.difference, found.cuts.head, found.cuts.pieces))
+        proof = unproved.proof_of(found)
+        if proof is not None:
+            proofs.keep(proof)
     if engine == FAST and found.difference:
         raise LoadFailed(f"the engine fastokens cannot be used for {file}: {found.difference}")
     return loaded.proved(found)

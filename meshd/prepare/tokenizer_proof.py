@@ -15,7 +15,7 @@ import tokenizers
 
 from meshd.prepare.cut_proof import Cuts, both, judge_added_tokens, prove_cuts, spanning_texts
 from meshd.prepare.engine_proof import PROOF_SEED, Encode, ProofBroken, answers_of_child, find_difference
-from meshd.prepare.proof_record import Proofs, proof_key
+from meshd.prepare.proof_record import Proof, Proofs, proof_key
 from meshd.prepare.proof_text import proof_texts
 
 REFERENCE: Final = "tokenizers"
@@ -28,6 +28,11 @@ class Found(NamedTuple):
     difference: str
     cuts: Cuts
     is_final: bool = True
+
+    @classmethod
+    def of(cls, proof: Proof) -> Found:
+        """Return what a kept proof has found."""
+        return cls(proof.difference, Cuts(proof.head, proof.pieces))
 
 
 class Unproved(NamedTuple):
@@ -57,6 +62,12 @@ class Unproved(NamedTuple):
         judged = judge_added_tokens(added, str if normalizer is None else normalizer.normalize_str)
         return Found(difference, both(judged, Cuts(head, pieces)))
 
+    def proof_of(self, found: Found) -> Proof | None:
+        """Return what of ``found`` is worth keeping, ``None`` for what another try may find otherwise."""
+        if not found.is_final:
+            return None
+        return Proof(self.key, found.difference, found.cuts.head, found.cuts.pieces)
+
     def without_fast(self) -> Unproved:
         """Return what is left to prove when the child with the fast engine came to no end."""
         return self._replace(fast=None)
@@ -66,7 +77,7 @@ def find(file: Path, fast: Encode | None, proofs: Proofs) -> tuple[str, Found | 
     """Return the key of a tokenizer's proof, and what it found if it was run before."""
     key = proof_key(file, (REFERENCE,) if fast is None else (REFERENCE, FAST))
     known = proofs.find(key)
-    return key, None if known is None else Found(known.difference, Cuts(known.head, known.pieces))
+    return key, None if known is None else Found.of(known)
 
 
 def prove(unproved: Unproved) -> Found:
