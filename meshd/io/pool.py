@@ -27,6 +27,8 @@ from meshd.io.upstream import UpstreamConnection, UpstreamFailure
 from meshd.routing.upstream import Upstream
 
 MAX_IDLE_PER_ORIGIN: Final = 256
+MAX_IDLE_LOCAL: Final = 2
+"""To the controller: all I/O processes together must leave room among the connections it takes."""
 _MAX_TARGETS: Final = 4096  # origins come and go; this is only a memo
 _LEAST_SHARE_S: Final = 1.0  # of the connect timer, for one of many addresses
 
@@ -180,7 +182,8 @@ class UpstreamPool:
     def release(self, connection: UpstreamConnection) -> None:
         """Take back a connection whose exchange has ended."""
         stack = self._idle.setdefault(connection.key, [])
-        if not connection.is_reusable or self._idle_timeout_s <= 0 or len(stack) >= MAX_IDLE_PER_ORIGIN:
+        most = MAX_IDLE_LOCAL if connection.is_local else MAX_IDLE_PER_ORIGIN
+        if not connection.is_reusable or self._idle_timeout_s <= 0 or len(stack) >= most:
             connection.close()
             return
         if connection.name and connection.remote not in self._resolver.known(connection.name):

@@ -8,6 +8,7 @@ import signal
 import socket
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -349,3 +350,10 @@ def test_metrics_of_meshd_are_404_on_the_traffic_port_and_never_forwarded(
 def test_body_over_a_mebibyte_is_413(node: Node) -> None:
     body = b'{"url":"http://a:1","labels":{"x":"' + b"y" * (1 << 20) + b'"}}'
     assert node.request("POST", "/workers", body)[0] == 413
+
+
+def test_many_changes_at_once_are_all_answered(node: Node) -> None:
+    """More than the controller takes connections: those of changes that have ended must not stay open."""
+    with ThreadPoolExecutor(50) as clients:
+        found = list(clients.map(lambda n: call(node, "DELETE", f"/workers/{ABSENT}")[0], range(400)))
+    assert found == [404] * 400

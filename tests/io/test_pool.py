@@ -11,7 +11,7 @@ import pytest
 import uvloop
 
 from meshd.io.chunked import ChunkedDecoder
-from meshd.io.pool import MAX_IDLE_PER_ORIGIN, Address, UpstreamPool, address_of, authority_of
+from meshd.io.pool import MAX_IDLE_LOCAL, MAX_IDLE_PER_ORIGIN, Address, UpstreamPool, address_of, authority_of
 from meshd.io.resolver import look_up
 from meshd.io.upstream import UpstreamConnection, UpstreamFailure
 from meshd.routing.upstream import Upstream
@@ -516,6 +516,23 @@ def test_unix_socket_is_an_address_too():
             with pytest.raises(UpstreamFailure) as caught:
                 await it.pool.connect(missing)
             assert caught.value.code == "upstream_connection_failed"
+
+    play(run)
+
+
+def test_few_idle_connections_to_the_controller_are_kept():
+    async def run() -> None:
+        async with scene() as it:
+            sock = socket.socket(socket.AF_UNIX)
+            sock.bind("")
+            path = "\0" + sock.getsockname()[1:].decode()
+            server = await asyncio.start_unix_server(it.serve, sock=sock)
+            it.address = Address("controller", unix_path=path)
+            used = [await it.used() for _ in range(20)]
+            for connection in used:
+                it.pool.release(connection)
+            assert sum(not connection.is_closed for connection in used) == MAX_IDLE_LOCAL
+            server.close()
 
     play(run)
 
