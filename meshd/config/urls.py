@@ -17,10 +17,11 @@ def normalize_url(url: str) -> str:
 
     Raises ``ValueError`` whose text says what to write instead. A default port stays as written.
     """
+    authority = url.partition("//")[2].partition("/")[0]
+    if "@" in authority:  # first: no message may repeat a password
+        raise ValueError("an upstream URL has no user or password: give the key by api_key")
     parts = _split(url)
     _check_scheme(url, parts.scheme)
-    if "@" in parts.netloc:
-        raise ValueError("an upstream URL has no user or password: give the key by api_key")
     if _SECOND_URL.search(url):  # commas, slashes and colons are legal in a path
         raise ValueError(f"{url!r} is more than one URL")
     # urlsplit drops an empty query or fragment, so the text itself is asked.

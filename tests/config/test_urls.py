@@ -54,7 +54,8 @@ def test_other_urls_are_refused_with_words(url: str, words: str) -> None:
         normalize_url(url)
 
 
-def test_a_password_is_not_quoted_in_the_refusal() -> None:
+@pytest.mark.parametrize("url", ["http://user:hunter2@h", "ftp://user:hunter2@h", "http://user:hunter2@h /"])
+def test_a_password_is_not_quoted_in_the_refusal(url: str) -> None:
     with pytest.raises(ValueError) as caught:
-        normalize_url("http://user:hunter2@h")
+        normalize_url(url)
     assert "hunter2" not in str(caught.value)
