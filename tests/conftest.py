@@ -1,6 +1,10 @@
-"""Options of the test run."""
+"""Options of the test run, and what tests of several packages start."""
 
 from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
 
 import pytest
 
@@ -18,3 +22,22 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if "slow" in item.keywords:
             item.add_marker(skip)
+
+
+@pytest.fixture
+def fork() -> Callable[[Callable[[], int]], int]:
+    """Fork a child that runs a function, exits with its result, and never outlives a minute."""
+
+    def start(run: Callable[[], int]) -> int:
+        pid = os.fork()
+        if pid:
+            return pid
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(60)
+        status = 1
+        try:
+            status = run()
+        finally:
+            os._exit(status)
+
+    return start

@@ -12,6 +12,7 @@ from itertools import pairwise
 from typing import Final
 
 from meshd.config import Settings
+from meshd.config.policies import POLICIES
 from meshd.errors import CODES
 from meshd.metrics.family import OTHER, Catalog, Family, Kind, Label, Source
 
@@ -50,21 +51,7 @@ ROUTER: Final = closed("router_type", "http")
 BACKEND: Final = closed("backend_type", "regular")
 CONNECTION: Final = closed("connection_mode", "http")
 WORKER_TYPE: Final = closed("worker_type", "regular")
-POLICY: Final = _within(
-    "policy",
-    [
-        "random",
-        "round_robin",
-        "power_of_two",
-        "prefix_hash",
-        "least_load",
-        "cache_aware",
-        "consistent_hash",
-        "dp_sticky",
-    ],
-    OTHER,
-    "name of a routing policy",
-)
+POLICY: Final = _within("policy", POLICIES, OTHER, "name of a routing policy")
 KIND: Final = closed("kind", "io prepare leader controller")
 CB_STATES: Final = "closed open half_open"
 RETRY_NUMBERS: Final = "1 2 3 4 5 6 7 8 9 10+"

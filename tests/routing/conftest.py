@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import os
-import signal
 from collections.abc import Callable
 
 import pytest
@@ -26,22 +24,3 @@ def make_upstream() -> MakeUpstream:
         return Upstream(number=number, **{**facts, **changes})  # type: ignore[arg-type]
 
     return make
-
-
-@pytest.fixture
-def fork() -> Callable[[Callable[[], int]], int]:
-    """Fork a child that runs a function, exits with its result, and never outlives a minute."""
-
-    def start(run: Callable[[], int]) -> int:
-        pid = os.fork()
-        if pid:
-            return pid
-        signal.signal(signal.SIGALRM, signal.SIG_DFL)
-        signal.alarm(60)
-        status = 1
-        try:
-            status = run()
-        finally:
-            os._exit(status)
-
-    return start
