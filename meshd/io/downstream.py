@@ -49,6 +49,7 @@ class ConnectionServer(Protocol):
     """What a connection needs of its process."""
 
     scratch: memoryview
+    head_scratch: memoryview  # the beginning of ``scratch``
     header_timeout_s: float
     body_timeout_s: float
     idle_timeout_s: float
@@ -116,7 +117,8 @@ class DownstreamConnection(ClientSocket):
         body = self._body
         if self._state == _BODY and body is not None and body.is_sized:
             return body.free
-        return self._server.scratch
+        # Little at a time before a head: what follows of its body then goes where it belongs at once.
+        return self._server.head_scratch if self._state == _HEAD else self._server.scratch
 
     def buffer_updated(self, nbytes: int) -> None:
         state = self._state

@@ -15,6 +15,7 @@ from meshd.io.http1 import RequestHead
 from meshd.io.services import Services
 
 SCRATCH_BYTES: Final = 65536
+HEAD_READ_BYTES: Final = 16384
 _PATH_LOOK_BYTES: Final = 256
 
 
@@ -28,6 +29,7 @@ class Server:
         self._connections: set[DownstreamConnection] = set()
         self.parse_head = RequestHeads(settings.max_header_bytes, settings.max_headers).parse
         self.scratch = memoryview(bytearray(SCRATCH_BYTES))
+        self.head_scratch = self.scratch[:HEAD_READ_BYTES]
         self.header_timeout_s = settings.client_header_timeout_secs
         self.body_timeout_s = settings.client_body_timeout_secs
         self.idle_timeout_s = settings.client_idle_timeout_secs

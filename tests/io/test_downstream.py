@@ -69,7 +69,7 @@ class Scene:
     is_draining = False
 
     def __init__(self, turned_away: MeshError | None = None) -> None:
-        self.scratch = memoryview(bytearray(SCRATCH_BYTES))
+        self.scratch = self.head_scratch = memoryview(bytearray(SCRATCH_BYTES))
         self.now = FakeClock()
         self.turned_away = turned_away
         self.exchanges: list[Exchange] = []

@@ -81,7 +81,7 @@ class Server:
     is_draining = False
 
     def __init__(self) -> None:
-        self.scratch = memoryview(bytearray(65536))
+        self.scratch = self.head_scratch = memoryview(bytearray(65536))
         self.now = asyncio.get_running_loop().time
         self.connections: set[DownstreamConnection] = set()
         self.exchanges: asyncio.Queue[Exchange] = asyncio.Queue()
