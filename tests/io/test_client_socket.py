@@ -12,25 +12,29 @@ import pytest
 from meshd.io.client_socket import ClientSocket
 
 
-class Ignoring(ClientSocket):
-    """Takes bytes in and does nothing with them."""
+class Ignoring(asyncio.BufferedProtocol):
+    """Takes bytes in and does nothing with them; ``side`` has the transport."""
 
     def __init__(self) -> None:
-        super().__init__()
+        self.side = ClientSocket()
         self._scratch = memoryview(bytearray(65536))
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.side.connection_made(transport)
 
     def get_buffer(self, sizehint: int) -> memoryview:
         return self._scratch
 
 
-def on_a_socket_pair(scene: Callable[[Ignoring, socket.socket], Awaitable[None]]) -> None:
+def on_a_socket_pair(scene: Callable[[ClientSocket, socket.socket], Awaitable[None]]) -> None:
     async def run() -> None:
         listening = socket.create_server(("127.0.0.1", 0))
         client = socket.create_connection(listening.getsockname())
         accepted, _ = listening.accept()
         with listening, client:
             loop = asyncio.get_running_loop()
-            _, side = await loop.create_connection(Ignoring, sock=accepted)
+            _, protocol = await loop.create_connection(Ignoring, sock=accepted)
+            side = protocol.side
             assert side.peer == "{}:{}".format(*client.getsockname())
             client.setblocking(False)
             async with asyncio.timeout(10):
@@ -42,12 +46,12 @@ def on_a_socket_pair(scene: Callable[[Ignoring, socket.socket], Awaitable[None]]
 
 
 def test_a_cut_with_a_reset_is_seen_as_one_and_a_plain_cut_as_an_end():
-    async def reset(side: Ignoring, client: socket.socket) -> None:
+    async def reset(side: ClientSocket, client: socket.socket) -> None:
         side._cut(True)
         with pytest.raises(ConnectionResetError):
             await asyncio.get_running_loop().sock_recv(client, 1)
 
-    async def plain(side: Ignoring, client: socket.socket) -> None:
+    async def plain(side: ClientSocket, client: socket.socket) -> None:
         side._cut(False)
         assert await asyncio.get_running_loop().sock_recv(client, 1) == b""
 
@@ -56,7 +60,7 @@ def test_a_cut_with_a_reset_is_seen_as_one_and_a_plain_cut_as_an_end():
 
 
 def test_after_a_shutdown_the_client_reads_to_the_end_and_may_still_send():
-    async def scene(side: Ignoring, client: socket.socket) -> None:
+    async def scene(side: ClientSocket, client: socket.socket) -> None:
         loop = asyncio.get_running_loop()
         assert side.transport is not None
         side.transport.write(b"answer")
@@ -71,7 +75,7 @@ def test_after_a_shutdown_the_client_reads_to_the_end_and_may_still_send():
 
 
 def test_a_client_that_takes_a_byte_has_all_its_patience_again():
-    async def scene(side: Ignoring, client: socket.socket) -> None:
+    async def scene(side: ClientSocket, client: socket.socket) -> None:
         loop = asyncio.get_running_loop()
         assert side.transport is not None
         client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
