@@ -19,8 +19,7 @@ from meshd.io.traceparent import SAMPLED, TraceContext, TraceIds, read_tracepare
 
 if TYPE_CHECKING:
     from meshd.io.account import Record
-    from meshd.io.http1 import RequestHead
-    from meshd.io.leg import Leg
+    from meshd.io.http1 import RequestHead, ResponseHead
 
 Attributes = dict[str, str | int | float | bool]
 
@@ -58,6 +57,15 @@ class SpanSink(Protocol):
         ...
 
 
+class EndedLeg(Protocol):
+    """What a trace takes from a ``Leg``."""
+
+    @property
+    def is_reused(self) -> bool: ...
+    @property
+    def response(self) -> ResponseHead | None: ...
+
+
 class LegTrace:
     """One exchange with an upstream, for as long as it is known."""
 
@@ -72,7 +80,7 @@ class LegTrace:
         self.error = ""
         self.is_reused = False
 
-    def end(self, now: float, leg: Leg) -> None:
+    def end(self, now: float, leg: EndedLeg) -> None:
         """Its head has come, or will not."""
         self.ended_at = now
         self.is_reused = leg.is_reused
