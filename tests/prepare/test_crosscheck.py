@@ -115,11 +115,12 @@ def test_whoever_finds_it_off_already_tells_nobody():
 
 def test_what_the_fast_engine_left_in_the_cache_is_not_used_after_a_mismatch():
     text = "the end of the day " * (3 * FOR_FAST.piece // 19)
-    draws = iter((0.9,) * 4 + (0.0,))
-    cache = ConversationCache()
-    tokenizer, events = at_work(Drifting(), crosscheck=CrossCheck(0.5, lambda: next(draws)), cache=cache)
+    draws = [0.9]
+    cache = ConversationCache(64 << 20)
+    tokenizer, events = at_work(Drifting(), crosscheck=CrossCheck(0.5, lambda: draws[0]), cache=cache)
     assert tokenizer.encode(text) != by_bytes(text)
     assert len(cache) > 0
+    draws[0] = 0.0
     grown = text + "and so on"
     assert tokenizer.encode(grown) == by_bytes(grown)
     assert events.crosschecks == ["mismatch"]
