@@ -35,6 +35,7 @@ def row_of(node: Node, role: Role, index: int = 0) -> BoardRow:
 
 def kill(row: BoardRow) -> float:
     """Kill the process of a seat; return when."""
+    assert row.pid, "a signal to 0 would be one to the tests themselves"
     os.kill(row.pid, signal.SIGKILL)
     return time.monotonic()
 

@@ -148,7 +148,11 @@ def test_jobs_submitted_are_the_sum_of_their_outcomes(grown):
 def test_placements_are_views_but_those_of_unknown_models(grown):
     placed = grown("mesh_router_requests_total") - 4
     assert grown("mesh_worker_selection_total") == placed == 41
-    assert grown("mesh_prefix_hash_policy_branch_total", branch="ring_hit") == placed
+    # After the 429 its server is used last for a second: the two requests behind it have one candidate, which
+    # is no decision. A client that has just left may still be counted as load when the next one is placed.
+    branches = grown.by("mesh_prefix_hash_policy_branch_total", "branch")
+    assert branches.keys() <= {"ring_hit", "load_balance_walk"}
+    assert placed - 2 <= sum(branches.values()) <= placed and branches["ring_hit"] >= placed - 2 - 3
     # All placed ones got a head from their upstream, but 2 that broke and 3 whose client left.
     assert grown("mesh_router_upstream_responses_total") == placed - 2 - 3
     assert grown.by("mesh_router_upstream_responses_total", "status_code") == {
@@ -272,7 +276,8 @@ def test_metrics_are_not_on_the_traffic_port(loaded):
 @pytest.mark.parametrize("role", [Role.IO, Role.PREPARE, Role.CONTROLLER])
 def test_no_counter_falls_when_a_process_is_killed_under_load(loaded, role):
     node, _, _ = loaded
-    row = next(row for row in node.board().rows() if row.role is role)
+    # A seat whose process is being renewed has pid 0, and a signal to that would be one to this test.
+    row = next(row for row in node.board().rows() if row.role is role and row.is_alive and row.pid)
     restarts = node.metric("mesh_process_restarts_total", kind=role.value)
     with SteadyLoad(node, connections=6) as load:
         load.wait_for_more(50)

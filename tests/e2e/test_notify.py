@@ -171,7 +171,7 @@ def test_manager_that_does_not_read_holds_nobody_up_and_misses_no_state(tmp_path
     manager = Manager(str(tmp_path / "notify"), is_reading=False)
     manager.env["WATCHDOG_USEC"] = "20000"
     with running(*FLAGS, env=manager.env) as node:
-        row = next(row for row in node.board().rows() if row.role is Role.PREPARE)
+        row = next(row for row in node.board().rows() if row.role is Role.PREPARE and row.pid)
         dead = row.pid
         os.kill(dead, signal.SIGKILL)
         wait_until(lambda: row.pid not in (0, dead), "not replaced")

@@ -97,7 +97,7 @@ def check_ids(asker: Asker) -> None:
 
 
 def workers(node: Node) -> list[BoardRow]:
-    return [row for row in node.board().rows() if row.role is Role.PREPARE]
+    return [row for row in node.board().rows() if row.role is Role.PREPARE and row.pid]
 
 
 def replace_worker(row: BoardRow) -> None:
