@@ -24,6 +24,8 @@ from meshd.prepare.tokenizer_set import TokenizerSet
 TRIES: Final = 3
 PAUSE_S: Final = 2.0
 LIMIT_S: Final = 300.0
+RETRY_S: Final = 30.0
+"""After which a successor tries again to load what its group has served before."""
 
 Load = Callable[[Copy, float], LoadedTokenizer]
 """Loads one copy within so many seconds; raises ``LoadFailed``."""
@@ -59,6 +61,7 @@ class TokenizerCopies:
         self._must = must
         self._on_freed = on_freed
         self._seen = 0
+        self._retry_at_s: float | None = None
         self._copies: dict[int, LoadedTokenizer] = {}
         self._serving: dict[str, int] = {}
         self._report = Report(pid)
@@ -75,8 +78,8 @@ class TokenizerCopies:
 
     @property
     def is_behind(self) -> bool:
-        """Whether the board says something that ``follow`` has not done; one load."""
-        return self._board.generation() != self._seen
+        """Whether the board says something that ``follow`` has not done, or a load is to be tried again."""
+        return self._board.generation() != self._seen or self._is_retry_due
 
     @property
     def is_load_in_vain(self) -> bool:
@@ -91,6 +94,8 @@ class TokenizerCopies:
         Free while nothing changes on the board. Raises ``StartupError`` if the entry that must be there
         cannot be loaded.
         """
+        if self._is_retry_due:
+            self._forget_failed()
         while (generation := self._board.generation()) != self._seen:
             desired = self._board.desired()
             wanted = _copies_of(desired)
@@ -169,6 +174,8 @@ class TokenizerCopies:
         if loaded is None:
             self._tell(self._report.with_copy(copy.serial, Loaded("failed", message=reason)))
             self._log.error("tokenizer_failed", name=name, path=copy.source, message=reason)
+            if any(copy == entry.current and entry.status == "completed" for entry in desired.entries):
+                self._retry_at_s = self._clock() + RETRY_S
             is_serving = any(copy == entry.current for entry in desired.entries)
             if name == self._must and is_serving and not self._report.in_force:
                 raise StartupError(f"the tokenizer at {copy.source} cannot be loaded: {reason}")
@@ -210,6 +217,22 @@ class TokenizerCopies:
             except LoadFailed as error:
                 reason = str(error)
         return None, reason
+
+    @property
+    def _is_retry_due(self) -> bool:
+        return self._retry_at_s is not None and self._clock() >= self._retry_at_s
+
+    def _forget_failed(self) -> None:
+        """Have copies loaded again that others loaded and we could not: their files may be whole by now."""
+        self._retry_at_s = None
+        serving = {
+            entry.current.serial for entry in self._board.desired().entries if entry.current is not None
+        }
+        failed = {serial for serial, loaded in self._report.copies.items() if loaded.state == "failed"}
+        again = failed & serving
+        kept = {serial: loaded for serial, loaded in self._report.copies.items() if serial not in again}
+        self._tell(replace(self._report, copies=kept))
+        self._seen = 0
 
     def _drop_all_but(self, wanted: Mapping[int, Any]) -> None:
         gone = [serial for serial in self._report.copies if serial not in wanted]

@@ -11,7 +11,7 @@ from meshd.log import Log
 from meshd.prepare.proof_record import Proof
 from meshd.prepare.tokenizer import LoadedTokenizer, LoadFailed
 from meshd.prepare.tokenizer_board import Copy, Desired, Entry, Loaded, Report, TokenizerBoard
-from meshd.prepare.tokenizer_copies import TokenizerCopies
+from meshd.prepare.tokenizer_copies import RETRY_S, TokenizerCopies
 
 LOG = Log("test", "error", stream_fd=-1)
 
@@ -209,3 +209,24 @@ def test_a_load_that_is_not_wanted_any_more_is_given_up_and_the_next_one_begins(
     assert leader.tries == [source, "/m2"]
     assert set(leader.report.copies) == {2} and not leader.copies.is_load_in_vain
     assert (leader.found("m1"), leader.found("m2")) == (None, "/m2")
+
+
+def test_what_was_in_force_before_and_cannot_be_loaded_now_is_tried_again_later() -> None:
+    leader = Leader(cures={"/bad": 4})
+    known = replace(entry("m1", 1, "/bad"), status="completed")
+    assert leader.want(known, entry("m2", 2)) == 1
+    assert leader.report.copies[1].state == "failed" and leader.found("m1") is None
+    leader.now_s += RETRY_S - 2  # the load of m2 has taken one
+    assert not leader.copies.is_behind
+    leader.now_s += 1
+    assert leader.copies.is_behind and leader.copies.follow()
+    assert leader.report.copies[1].state == "loaded" and leader.found("m1") == "/bad"
+    assert leader.tries == ["/bad"] * 3 + ["/m2", "/bad"]
+    assert not leader.copies.follow() and not leader.copies.is_behind
+
+
+def test_what_was_never_loaded_by_anyone_is_not_tried_again() -> None:
+    leader = Leader()
+    leader.want(entry("m1", 1, "/bad"))
+    leader.now_s += 10 * RETRY_S
+    assert not leader.copies.is_behind and not leader.copies.follow()
