@@ -78,9 +78,11 @@ class ChildLink:
         Blocks: for processes whose event loop does not run yet. False: the supervisor wants no successor.
         """
         self.send({"t": "loaded"})
+        poller = select.poll()  # select() knows no descriptor above 1023
+        poller.register(self._socket, select.POLLIN)
         while not self.is_closed:
             self._row.beat()
-            select.select([self._socket], [], [], _BEAT_S)
+            poller.poll(_BEAT_S * 1000)
             for message in self.recv():
                 if message.get("t") == "take_over":
                     return True

@@ -108,7 +108,9 @@ def open_worker(pid: int, number: int) -> int | None:
 
 
 def _has_ended(pidfd: int) -> bool:
-    return bool(select.select([pidfd], [], [], 0)[0])
+    poller = select.poll()  # select() knows no descriptor above 1023
+    poller.register(pidfd, select.POLLIN)
+    return bool(poller.poll(0))
 
 
 def wait_for_row(row: BoardRow, leader_pid: int) -> bool:

@@ -36,10 +36,12 @@ class ProofChild:
         cpu_s: float = PROOF_TIMEOUT_S,
     ) -> None:
         self._pid, self._receiving = fork_for_answers(_at_leisure(work), timeout_s, cpu_s)
+        self._poller = select.poll()  # select() knows no descriptor above 1023
+        self._poller.register(self._receiving, select.POLLIN)
 
     def answers(self) -> list[str] | None:
         """Return the answers, ``None`` while there are none. Raises ``ProofBroken``."""
-        if not select.select([self._receiving], [], [], 0)[0]:
+        if not self._poller.poll(0):
             return None
         return read_answers(self._receiving)
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from meshd.io.account import Record
-from meshd.io.http1 import parse_request_head
+from meshd.io.http1 import parse_request_head, parse_response_head
 from meshd.io.traceparent import TraceIds
 from meshd.io.tracing import NO_TRACE, Span, Tracing
 from tests.fakes.transport import FakeClock
@@ -40,7 +40,8 @@ class Scene:
         self.record.upstream = url
         self.clock.advance(seconds)
         if leg is not None:
-            response: Any = SimpleNamespace(status=status) if status else None
+            head = b"HTTP/1.1 %d X\r\ncontent-length: 0\r\n\r\n" % status
+            response = parse_response_head(head, "POST") if status else None
             leg.end(self.clock(), SimpleNamespace(response=response, is_reused=True))
             if error:
                 assert self.record.trace is not None

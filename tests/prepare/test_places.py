@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import os
+import resource
+import time
+from pathlib import Path
+
+import pytest
 
 from meshd.control import ProcessBoard, Role
 from meshd.prepare.places import Backoff, Place, Seat, open_worker
@@ -40,3 +45,37 @@ def test_the_successor_sits_where_the_last_worker_was_and_a_new_place_begins_wit
 
 def test_a_process_that_is_no_worker_of_the_seat_is_not_taken_for_one() -> None:
     assert open_worker(os.getpid(), 0) is None
+
+
+def test_a_worker_is_found_whatever_the_number_of_its_descriptor() -> None:
+    """``select`` would refuse one above 1023."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and hard < 1100:
+        pytest.skip("no descriptor may have such a number")
+    reading, writing = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.close(writing)
+        Path("/proc/self/comm").write_text("meshd:prep3")
+        os.read(reading, 1)  # until the parent closes its end
+        os._exit(0)
+    held = []
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 1100), hard))
+        while (fd := os.dup(0)) < 1050:
+            held.append(fd)
+        held.append(fd)
+        comm = Path(f"/proc/{pid}/comm")
+        deadline = time.monotonic() + 20
+        while comm.read_text().strip() != "meshd:prep3":
+            assert time.monotonic() < deadline
+        pidfd = open_worker(pid, 3)
+        assert pidfd is not None and pidfd > 1023
+        held.append(pidfd)
+    finally:
+        for each in held:
+            os.close(each)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        os.close(writing)
+        os.close(reading)
+        os.waitpid(pid, 0)
