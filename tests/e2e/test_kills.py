@@ -30,7 +30,8 @@ def killed_node(backends: tuple[Backend, Backend]) -> Iterator[Node]:
 
 
 def row_of(node: Node, role: Role, index: int = 0) -> BoardRow:
-    return next(row for row in node.board().rows() if row.role is role and row.index == index)
+    """Return the seat of a living process, by its place among those of its role."""
+    return [row for row in node.board().rows() if row.role is role and row.is_alive][index]
 
 
 def kill(row: BoardRow) -> float:
