@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,8 +10,10 @@ import pytest
 
 from meshd.io.account import Record
 from meshd.io.http1 import parse_request_head, parse_response_head
+from meshd.io.relay import Relay
 from meshd.io.traceparent import TraceIds
 from meshd.io.tracing import NO_TRACE, Span, Tracing
+from meshd.io.upstream import UpstreamConnection, UpstreamFailure
 from tests.fakes.transport import FakeClock
 
 URL = "https://engine.example:8443/base"
@@ -55,8 +58,28 @@ class Scene:
         return spans
 
 
+class Client:
+    """Nothing is written to it."""
+
+    is_write_paused = False
+
+    def write(self, data: bytes | memoryview) -> None:
+        raise AssertionError
+
+    def abort(self, resets: bool = False) -> None:
+        raise AssertionError
+
+
 def relay(ended_at: float, failure: str = "") -> Any:
-    return SimpleNamespace(ended_at=ended_at, failure=SimpleNamespace(code=failure) if failure else None)
+    async def make() -> Relay:
+        upstream = UpstreamConnection("u", asyncio.get_running_loop(), lambda _: None, FakeClock())
+        client: Any = Client()
+        return Relay(client, upstream, framing="none", event_dialect=None, sse=None, observes_body=False)
+
+    relay = asyncio.run(make())
+    relay.ended_at = ended_at
+    relay.failure = UpstreamFailure(failure, "", True, True) if failure else None
+    return relay
 
 
 def test_stages_and_attempt_are_children_of_the_server_span():
