@@ -348,7 +348,7 @@ def test_job_that_waits_too_long_is_prepare_queue_timeout_and_never_runs(single:
 
 def test_job_that_runs_too_long_is_prepare_timeout_at_that_moment(single: Node) -> None:
     """Behaviour 5. Its worker counts as reserved and busy until it returns; then the pool serves on."""
-    with counted(single, submitted=2, runs=1, claims=1, errors=1, timeout=1, parsed=1, viewed=1, encoded=1):
+    with counted(single, submitted=2, runs=1, claims=2, errors=1, timeout=1, parsed=1, viewed=1, encoded=1):
         (row,) = workers(single)
         long = Request(single, whole_text(2 * MIB))
         wait_until(lambda: row.busy > 1, "the long job does not run")
@@ -359,6 +359,42 @@ def test_job_that_runs_too_long_is_prepare_timeout_at_that_moment(single: Node) 
         wait_until(lambda: not row.busy, "the worker does not return")
         assert Request(single).result() == (200, "")
         assert row.restarts == 0 or row.pid
+
+
+def test_job_that_ended_in_time_is_forwarded_though_its_deadline_passes_before_the_connection_opens() -> None:
+    """Behaviour 6: the upstream takes no connection, its queue is full, until all deadlines have passed."""
+    with socket.socket() as server, contextlib.ExitStack() as queued:
+        server.bind(("127.0.0.1", 0))
+        server.listen(0)
+        url = f"http://127.0.0.1:{server.getsockname()[1]}"
+        flags = ("--io-processes", "1", "--prepare-workers", "1", "--worker-urls", url,
+                 "--disable-health-check", "--prepare-timeout-ms", "400",
+                 "--prepare-queue-timeout-ms", "400")  # fmt: skip
+        with running(*flags) as node:
+            while True:
+                client = queued.enter_context(socket.socket())
+                client.settimeout(0.2)
+                try:
+                    client.connect(server.getsockname())
+                except TimeoutError:
+                    break
+            request = Request(node)
+            wait_until(lambda: node.metric("mesh_prepare_run_seconds_count") == 1, "not prepared")
+            prepared = time.monotonic()
+            wait_until(lambda: time.monotonic() > prepared + 0.6, "the clock stands still")
+            assert request.answer is None
+            answer = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\ncontent-type: application/json\r\n\r\n{}"
+            server.settimeout(20)
+            while request.answer is None:
+                connection, _ = server.accept()
+                with connection:
+                    connection.settimeout(0.2)
+                    with contextlib.suppress(TimeoutError, ConnectionError):
+                        if connection.recv(65536).startswith(b"POST /v1/completions "):
+                            connection.sendall(answer)
+                            request.join(10)
+            assert request.result() == (200, "")
+            assert books(node)["errors"] == 0
 
 
 def test_refused_requests_are_runs_with_stages_and_a_rejection(pool: Node) -> None:

@@ -137,6 +137,19 @@ def test_conversations_whose_turns_come_on_new_connections_keep_their_upstream(
     assert len({seen[0] for seen in homes}) == 3, "conversations use all upstreams"
 
 
+@pytest.mark.parametrize("policy", ["round_robin", "cache_aware", "prefix_hash"])
+def test_each_request_runs_one_job_whatever_its_policy_needs(node: Node, policy: str) -> None:
+    set_policy(node, policy)
+    names = ("mesh_prepare_jobs_total", "mesh_prepare_run_seconds_count")
+    before = [node.metric(name) for name in names]
+    for number in range(4):
+        assert node.request("POST", CHAT, chat(f"{policy} {number} one two three"))[0] == 200
+    wait_until(
+        lambda: [node.metric(name) for name in names] == [count + 4 for count in before],
+        "not one job for each request",
+    )
+
+
 def test_thousand_distinct_prompts_spread_evenly_over_the_upstreams(node: Node) -> None:
     """The most loaded upstream gets at most 1.15 of the mean, on both I/O processes together."""
     rng = random.Random(3)
