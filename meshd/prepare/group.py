@@ -286,7 +286,7 @@ class PrepareGroup:
         is_orderly = status == 0 and seat.kill_at_ns != 0
         delay_ns = 0
         if not is_orderly:
-            place.died = True
+            place.died = len(place.held) == 1  # else its successor is here, and the next fork is no restart
             code = os.waitstatus_to_exitcode(status)
             delay_ns = self._backoff.died(now_ns)
             died = {"seat": seat.number, "pid": seat.pid, "exit": code, "next_start_s": delay_ns / _SECOND}
