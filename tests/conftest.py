@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -22,6 +23,28 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if "slow" in item.keywords:
             item.add_marker(skip)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def segments_end_with_their_module() -> Iterator[None]:
+    """Close the memfds that the tests of a module made: a process of meshd keeps its own until it ends.
+
+    Thousands of tests in one process would come to the descriptors above 1023, which select() does not take.
+    """
+    before = memfds()
+    yield
+    for fd in memfds() - before:
+        os.close(fd)
+
+
+def memfds() -> set[int]:
+    """Return the descriptors of this process that are segments."""
+    found = set()
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            if os.readlink(f"/proc/self/fd/{name}").startswith("/memfd:meshd:"):
+                found.add(int(name))
+    return found
 
 
 @pytest.fixture

@@ -122,11 +122,23 @@ def read_answer(reader: Any) -> tuple[int, bytes]:
     return status, reader.read(length)
 
 
+def settled_series(node: Node) -> set[object]:
+    """Return the series of a node at rest: ended requests are counted a moment later."""
+    seen: list[set[object]] = []
+
+    def is_settled() -> bool:
+        seen.append(set(node.metrics()))
+        return len(seen) > 20 and all(each == seen[-1] for each in seen[-20:])
+
+    wait_until(is_settled, "series still appear", 30)
+    return seen[-1]
+
+
 def test_10000_random_paths_methods_and_model_names_add_no_series_and_an_unread_log_drops_lines(unread):
     node = unread
     wait_until(lambda: node.request("GET", "/readiness")[0] == 200, "not ready")
     send_random(node, 200, seed=1)  # the series of `other` appear
-    before = set(node.metrics())
+    before = settled_series(node)
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(lambda seed: send_random(node, 2500, seed), range(2, 6)))
     wait_until(lambda: node.metric("mesh_http_requests_total") >= 10_200, "a request is not counted")

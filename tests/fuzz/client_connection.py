@@ -76,7 +76,7 @@ class _Server:
     is_draining = False
 
     def __init__(self) -> None:
-        self.scratch = memoryview(bytearray(4096))
+        self.scratch = self.head_scratch = memoryview(bytearray(4096))
         self.now = FakeClock()
         self.events: list[tuple[object, ...]] = []
         self.waiting: _Exchange | None = None

@@ -337,9 +337,7 @@ def test_outdated_workers_are_replaced_one_at_a_time_and_never_one_is_missing(ma
     least = most = 3
     while not select.select([pool.links[-1]], [], [], 0)[0]:
         seen = [[(row.pid, row.state, row.is_alive) for row in pool.rows()] for _ in range(2)]
-        if (
-            seen[0] == seen[1]
-        ):  # so it was so at one moment; a row read late shows what never was
+        if seen[0] == seen[1]:  # so it was so at one moment; a row read late shows what never was
             ready = sum(state is State.READY for _, state, _ in seen[0])
             living = sum(is_alive for _, _, is_alive in seen[0])
             least, most = min(least, ready), max(most, living)
