@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from meshd.memory import Segment
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--slow", action="store_true", help="also run the longer stress runs")
@@ -26,25 +28,31 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 @pytest.fixture(scope="module", autouse=True)
-def segments_end_with_their_module() -> Iterator[None]:
-    """Close the memfds that the tests of a module made: a process of meshd keeps its own until it ends.
+def segments_end_with_their_module(monkeypatch_module: pytest.MonkeyPatch) -> Iterator[None]:
+    """Close the descriptors of segments that the tests of a module made.
 
-    Thousands of tests in one process would come to the descriptors above 1023, which select() does not take.
+    A process of meshd keeps its own until it ends, but thousands of tests in one process would come to those
+    above 1023, which select() does not take.
     """
-    before = memfds()
+    made: list[tuple[int, int]] = []
+    init = Segment.__init__
+
+    def noted(segment: Segment, fd: int, size: int) -> None:
+        made.append((fd, os.fstat(fd).st_ino))
+        init(segment, fd, size)
+
+    monkeypatch_module.setattr(Segment, "__init__", noted)
     yield
-    for fd in memfds() - before:
-        os.close(fd)
+    for fd, inode in made:
+        with contextlib.suppress(OSError):  # closed already, perhaps
+            if os.fstat(fd).st_ino == inode:
+                os.close(fd)
 
 
-def memfds() -> set[int]:
-    """Return the descriptors of this process that are segments."""
-    found = set()
-    for name in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError):
-            if os.readlink(f"/proc/self/fd/{name}").startswith("/memfd:meshd:"):
-                found.add(int(name))
-    return found
+@pytest.fixture(scope="module")
+def monkeypatch_module() -> Iterator[pytest.MonkeyPatch]:
+    with pytest.MonkeyPatch.context() as patch:
+        yield patch
 
 
 @pytest.fixture
