@@ -43,15 +43,11 @@ class Setup:
     wants_tokenizing: bool = False
 
 
-# the same engine as the baseline's, so that the figures compare the gateways
-SAME_ENGINE: Final = ("--tokenizer-engine", "tokenizers")
-# and without a bound on waiting for the tokenizer, for the baseline has none
+# without a bound on waiting for the tokenizer, for the baseline has none
 PATIENT: Final = ("--prepare-timeout-ms", "60000", "--prepare-queue-timeout-ms", "60000")
-WHOLE: Final = ("--prefix-token-count", str(WHOLE_PROMPT_TOKENS), *SAME_ENGINE, *PATIENT)
+WHOLE: Final = ("--prefix-token-count", str(WHOLE_PROMPT_TOKENS), *PATIENT)
 PROXY: Final = Setup("proxy", "parse and forward, round robin", "round_robin", has_floors=True)
-TOKENIZE: Final = Setup(
-    "tokenize", "parse, hash the first 256 tokens, forward by a hash ring", "prefix_hash", SAME_ENGINE
-)
+TOKENIZE: Final = Setup("tokenize", "parse, hash the first 256 tokens, forward by a hash ring", "prefix_hash")
 WHOLE_PROMPTS: Final = Setup(
     "whole", "the same over all tokens of the prompt", "prefix_hash", WHOLE, wants_tokenizing=True
 )
