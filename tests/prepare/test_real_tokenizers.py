@@ -116,6 +116,9 @@ def test_encoding_with_the_cache_is_encoding_without_it(model):
         assert model.cache.size <= 1 << 21
 
     check()
+    long = "the end of a day is one more " * 2500  # whatever was drawn: here there is something to keep
+    for _ in range(2):
+        assert model.tokenizer.encode(long) == model.ids(long)
     assert len(model.cache) > 0
 
 
