@@ -453,9 +453,8 @@ def test_a_worker_outdated_twice_is_replaced_by_one_that_is_not(make_pool: MakeP
     pool.tell({"t": "renew"})
     pool.open_gate(2)
     assert sorted(door.pump_all(*jobs)) == ["a@0", "b@0"]
-    assert pool.hear() == {"t": "renewed"}
-    assert not half & set(pool.worker_pids())
-    assert sum(row.is_alive for row in pool.rows()) == 2
+    # The first renewal may end before the second is heard of.
+    door.pump(lambda: not half & set(pool.worker_pids()) and sum(row.is_alive for row in pool.rows()) == 2)
 
 
 def test_a_worker_that_died_is_replaced_in_its_own_seat_whichever_that_is(make_pool: MakePool) -> None:
