@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
+import threading
 import time
 from collections.abc import Iterator
 
@@ -44,10 +46,25 @@ def test_an_alarm_waits_until_the_block_has_ended(bell: None) -> None:
 
 
 @pytest.mark.parametrize("kind", ["answers", "download"])
-def test_an_alarm_that_ends_the_wait_for_a_child_leaves_neither_child_nor_pipe(bell: None, kind: str) -> None:
+def test_an_alarm_that_ends_the_wait_for_a_child_leaves_neither_child_nor_pipe(kind: str) -> None:
+    # In a process of its own: the kernel may hand an alarm to any thread that does not hold it, and engines
+    # that other tests have used here left theirs. A leader has one thread, as both functions ask.
+    rounds = multiprocessing.get_context("spawn").Process(target=ring_during_waits, args=(kind,))
+    rounds.start()
+    rounds.join(60)
+    code, _ = rounds.exitcode, rounds.kill()
+    assert code == 0
+
+
+def ring_during_waits(kind: str) -> None:
+    def ring(number: int, frame: object) -> None:
+        raise Rung
+
     def work() -> list[str]:
         return [str(time.sleep(60))]
 
+    assert threading.active_count() == 1
+    signal.signal(signal.SIGALRM, ring)
     before = sorted(os.listdir("/proc/self/fd")), children()
     for _ in range(20):
         with pytest.raises(Rung):
