@@ -11,8 +11,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
+from meshd.prepare.child_answers import NoAnswer
 from meshd.prepare.cut_proof import Cuts
-from meshd.prepare.engine_proof import ProofBroken
 from meshd.prepare.proof_child import ProofChild
 from meshd.prepare.proof_record import Proof
 from meshd.prepare.tokenizer_proof import Found, Unproved
@@ -78,7 +78,7 @@ class OpenProofs:
         serial, unproved = next(iter(self._open.items()))
         try:
             self._child = self._start(unproved.work)
-        except ProofBroken:  # no more processes for now, which says nothing about the tokenizer
+        except NoAnswer:  # no more processes for now, which says nothing about the tokenizer
             self._start_at = self._clock() + RETRY_S
         else:
             self._running = serial
@@ -108,7 +108,7 @@ class OpenProofs:
             if answers is None:
                 return []
             found = unproved.found(answers)
-        except ProofBroken as broken:
+        except NoAnswer as broken:
             self._end_child()
             reason = str(broken)
             if unproved.fast is not None:  # perhaps the engine's doing: again without it

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from meshd.prepare.chat_messages import ContentForm
 from meshd.prepare.chat_template import ChatTemplate
-from meshd.prepare.engine_proof import ProofBroken, answers_of_child
+from meshd.prepare.child_answers import NoAnswer, answers_of_child
 from meshd.prepare.memory_bound import bound_data, data_bytes
 
 TRIAL_S: Final = 20.0
@@ -41,7 +41,7 @@ def try_template(
 
     try:
         told, *answers = answers_of_child(work, timeout_s)
-    except ProofBroken as broken:
+    except NoAnswer as broken:
         raise TemplateUnfit(f"it cannot be tried: {broken}") from broken
     if told != "ok":
         raise TemplateUnfit(answers[0])

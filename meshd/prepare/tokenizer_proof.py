@@ -13,8 +13,9 @@ from typing import Any, Final, NamedTuple
 
 import tokenizers
 
+from meshd.prepare.child_answers import NoAnswer, answers_of_child
 from meshd.prepare.cut_proof import Cuts, both, judge_added_tokens, prove_cuts, spanning_texts
-from meshd.prepare.engine_proof import PROOF_SEED, Encode, ProofBroken, answers_of_child, find_difference
+from meshd.prepare.engine_proof import PROOF_SEED, Encode, find_difference
 from meshd.prepare.proof_record import Proof, Proofs, proof_key
 from meshd.prepare.proof_text import proof_texts
 
@@ -84,7 +85,7 @@ def prove(unproved: Unproved) -> Found:
     """Run the proofs and wait for them."""
     try:
         return unproved.found(answers_of_child(unproved.work))
-    except ProofBroken as error:
+    except NoAnswer as error:
         reason = str(error)
         if unproved.fast is None:
             return Found("", Cuts(reason, reason), is_final=False)

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from meshd.prepare.alarm import alarm_held
-from meshd.prepare.engine_proof import answers_of_child
+from meshd.prepare.child_answers import answers_of_child
 from meshd.prepare.hub import find_source
 
 

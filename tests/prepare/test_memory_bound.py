@@ -5,7 +5,7 @@ from __future__ import annotations
 import resource
 from collections.abc import Callable
 
-from meshd.prepare.engine_proof import answers_of_child
+from meshd.prepare.child_answers import answers_of_child
 from meshd.prepare.memory_bound import JobMemory, bound_data, data_bytes
 
 MIB = 1 << 20

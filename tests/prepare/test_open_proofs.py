@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from meshd.prepare import open_proofs
+from meshd.prepare.child_answers import NoAnswer
 from meshd.prepare.cut_proof import Cuts
-from meshd.prepare.engine_proof import ProofBroken
 from meshd.prepare.open_proofs import OpenProofs
 from meshd.prepare.proof_record import Proof
 from meshd.prepare.tokenizer_proof import Found, Unproved
@@ -17,11 +17,11 @@ from meshd.prepare.tokenizer_proof import Found, Unproved
 
 class Child:
     def __init__(self) -> None:
-        self.answer: list[str] | ProofBroken | None = None
+        self.answer: list[str] | NoAnswer | None = None
         self.is_closed = False
 
     def answers(self) -> list[str] | None:
-        if isinstance(self.answer, ProofBroken):
+        if isinstance(self.answer, NoAnswer):
             raise self.answer
         return self.answer
 
@@ -40,7 +40,7 @@ class Leader:
 
     def _start(self, work: Callable[[], Sequence[str]]) -> Child:
         if not self.may_fork:
-            raise ProofBroken("there is no process for it")
+            raise NoAnswer("there is no process for it")
         self.children.append(Child())
         return self.children[-1]
 
@@ -96,7 +96,7 @@ def test_a_report_that_comes_first_ends_the_own_child(leader: Leader) -> None:
 def test_an_engine_that_kills_its_proof_is_left_out_and_the_rest_proved(leader: Leader) -> None:
     leader.proofs.add(1, _unproved("a"))
     leader.ended()
-    leader.children[0].answer = ProofBroken("it died")
+    leader.children[0].answer = NoAnswer("it died")
     assert leader.ended() == []
     leader.children[1].answer = ["", "", ""]
     assert leader.ended() == [(1, Found("it died", Cuts("", ""), False), None)]
@@ -105,7 +105,7 @@ def test_an_engine_that_kills_its_proof_is_left_out_and_the_rest_proved(leader: 
 def test_a_reference_that_cannot_be_proved_is_used_whole(leader: Leader) -> None:
     leader.proofs.add(1, _unproved("a", fast=None))
     leader.ended()
-    leader.children[0].answer = ProofBroken("it died")
+    leader.children[0].answer = NoAnswer("it died")
     assert leader.ended() == [(1, Found("", Cuts("it died", "it died"), False), None)]
 
 
