@@ -114,7 +114,7 @@ class Attempts:
         """
         io, view = self._io, self._view
         if io.director.needs_session:
-            view.session_key = session_key(self._head)
+            view = self._view = view.for_session(session_key(self._head))
         while True:
             try:
                 placement = self._place()

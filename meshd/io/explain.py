@@ -71,7 +71,7 @@ def read_question(io: Services, room: BodyRoom, length: int) -> Question:
 async def explain(io: Services, question: Question, view: RoutingView) -> Answer:
     """Answer, with the view of the request's body. Raises the ``MeshError`` that the request would get."""
     if io.director.needs_session:
-        view.session_key = session_key(question.head)
+        view = view.for_session(session_key(question.head))
     while True:
         try:
             found: Mapping[str, Any] = io.director.explain(question.endpoint, view)
