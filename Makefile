@@ -58,11 +58,13 @@ $(COMPILED)/.built: $(COMPILED)/bin/python setup.py pyproject.toml $(shell find 
 	mkdir -p build/compiled
 	cp -r meshd setup.py pyproject.toml README.md LICENSE build/compiled
 	$(COMPILED)/bin/pip install --quiet --disable-pip-version-check 'setuptools>=77' 'mypy>=1.14' './build/compiled[fast]'
-	MESHD_COMPILE=1 $(COMPILED)/bin/pip install --quiet --disable-pip-version-check --no-build-isolation --no-deps \
-		--force-reinstall ./build/compiled
+	rm -rf build/wheel
+	MESHD_COMPILE=1 $(COMPILED)/bin/pip wheel --quiet --disable-pip-version-check --no-build-isolation --no-deps \
+		--wheel-dir build/wheel ./build/compiled
+	$(COMPILED)/bin/pip install --quiet --disable-pip-version-check --no-deps --force-reinstall build/wheel/*.whl
 	@touch $@
 
-compiled: $(COMPILED)/.built ## build meshd with its hot modules compiled, into .venv-compiled (needs gcc)
+compiled: $(COMPILED)/.built ## meshd with its hot modules compiled: into .venv-compiled, its wheel into build/wheel (needs gcc)
 
 # From a directory without meshd: the installed, compiled one is what gets tested.
 test-compiled: $(COMPILED)/.built ## all tests against the compiled build
