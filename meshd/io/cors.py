@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import replace
 from typing import Final
 
 from meshd.io.http1 import TOKEN_BYTE, Field, RequestHead, ResponseHead
@@ -77,7 +76,7 @@ class Cors:
         if self._origin_of(head) is None:
             return response
         stripped: ResponseHead | None = response.derived.get("without access-control")
-        if stripped is None:
+        if stripped is None or stripped.content_length != response.content_length:
             stripped = _without_rules(response)
             response.derived["without access-control"] = stripped
         return stripped
@@ -97,4 +96,4 @@ def _without_rules(response: ResponseHead) -> ResponseHead:
     if len(fields) == len(response.fields):
         return response
     values = {name: value for name, value in response.values.items() if not name.startswith(_PREFIX)}
-    return replace(response, fields=fields, values=values, derived={})
+    return response.with_fields(fields, values)

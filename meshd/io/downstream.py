@@ -7,9 +7,10 @@
 
 After the head a sized body is received straight into its slot of shared memory: `get_buffer` hands the
 slot itself to the event loop. Everything else passes through one scratch buffer of the process, which
-is safe because uvloop reads and delivers within one callback. Bytes of a next request wait in
-``_pending``; past 64 KiB the socket is not read. A next request does not begin while the client has not
-taken the answers to those before it.
+is safe because uvloop reads and delivers within one callback. A client that sent a large body probably
+repeats its head and sends another one, so the next head is read alone: then no byte of that body passes
+through the scratch buffer either. Bytes of a next request wait in ``_pending``; past 64 KiB the socket is
+not read. A next request does not begin while the client has not taken the answers to those before it.
 
 The connection knows nothing of meaning: it starts an exchange for each head, and the exchange tells it
 what to write and when the answer has ended.
@@ -25,7 +26,13 @@ from meshd.io.body import BodyReceiver, Room
 from meshd.io.client_socket import ClientSocket
 from meshd.io.http1 import RequestHead, check_partial_head, find_head_end
 
+HEAD_READ_BYTES: Final = (
+    16384  # read at most before a head is whole: what follows goes where it belongs at once
+)
 MAX_PENDING_BYTES: Final = 65536
+MAX_KEPT_HEAD_BYTES: Final = (
+    2048  # a longer one is not kept for the sake of the next; there may be 10,000 clients
+)
 KEEPABLE_REST_BYTES: Final = 65536  # of an unread body that is worth discarding to keep the connection
 DISCARD_SECS: Final = 5.0
 LINGER_BYTES: Final = 1 << 20
@@ -78,28 +85,36 @@ class DownstreamConnection(ClientSocket):
         "_body_byte_at",
         "_discard_left",
         "_has_served",
+        "_head",
+        "_head_room",
+        "_now",
         "_pending",
         "_scan_from",
+        "_scratch",
         "_server",
         "_state",
+        "_whole_bytes",
         "deadline",
         "exchange",
-        "head",
         "head_started_at",
     )
 
     def __init__(self, server: ConnectionServer) -> None:
         super().__init__()
         self._server = server
+        self._now = server.now  # what each request needs is at hand here
+        self._scratch = server.scratch
+        self._head_room = server.head_scratch  # for the next bytes of a head
         self._state = _HEAD
         self._pending = b""
         self._scan_from = 0
         self._body: BodyReceiver | None = None
+        self._whole_bytes = 0  # of a body that came with its head and needed no receiver
         self._discard_left = 0
         self._has_served = False
         self._body_byte_at = 0.0
         self.exchange: ActiveExchange | None = None
-        self.head: RequestHead | None = None
+        self._head: RequestHead | None = None  # of the request in progress; between two, of the one before
         self.head_started_at = 0.0
         self.deadline = 0.0
 
@@ -110,28 +125,27 @@ class DownstreamConnection(ClientSocket):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
-        self.deadline = self._server.now() + self._server.header_timeout_s
+        self.deadline = self._now() + self._server.header_timeout_s
         self._server.opened(self)
 
     def get_buffer(self, sizehint: int) -> memoryview:
+        if self._state == _HEAD:
+            return self._head_room
         body = self._body
-        if self._state == _BODY and body is not None and body.is_sized:
-            return body.free
-        # Little at a time before a head: what follows of its body then goes where it belongs at once.
-        return self._server.head_scratch if self._state == _HEAD else self._server.scratch
+        return body.free if self._state == _BODY and body is not None and body.is_sized else self._scratch
 
     def buffer_updated(self, nbytes: int) -> None:
         state = self._state
         if state == _BODY:
             body = self._body
             assert body is not None
-            self._body_byte_at = self._server.now()
+            self._body_byte_at = self._now()
             if body.is_sized:
                 body.received += nbytes
                 if body.is_complete:
                     self._body_complete(body)
                 return
-        self._received(bytes(self._server.scratch[:nbytes]))
+        self._received(bytes(self._scratch[:nbytes]))
 
     def eof_received(self) -> bool:
         # A half-close looks the same as a close, so it counts as the client leaving.
@@ -147,7 +161,7 @@ class DownstreamConnection(ClientSocket):
 
     def pause_writing(self) -> None:
         self.is_write_paused = True
-        self.write_paused_at = self._server.now()
+        self.write_paused_at = self._now()
         if self.exchange is not None:
             self.exchange.client_paused()
 
@@ -175,30 +189,39 @@ class DownstreamConnection(ClientSocket):
             self._discard(data)
 
     def _read_head(self) -> None:
-        server = self._server
         pending = self._pending
         if not pending:
             return
         if not self.head_started_at:
-            self.head_started_at = server.now()
-            if self._has_served:  # the first head is timed from the accept, later ones from their first byte
-                self.deadline = self.head_started_at + server.header_timeout_s
-        end = find_head_end(pending, self._scan_from)
-        try:
-            if end < 0:
-                check_partial_head(pending, server.max_head_bytes, max(0, self._scan_from - 1))
-                self._scan_from = max(0, len(pending) - 3)
+            self.head_started_at = self._now()
+        head = self._head.again(pending) if self._head is not None else None
+        if head is None:
+            head = self._find_head(pending)
+            if head is None:
                 return
-            raw, self._pending = pending[:end], pending[end:]
-            self._scan_from = 0
-            head = server.parse_head(raw)
-        except MeshError as error:
-            self._refuse(error, pending)
-            return
-        self.head = head
+        self._head = head
+        self._pending = pending[len(head.raw) :]
         self.deadline = 0.0
         self._state = _WAIT if head.has_body else _BUSY
-        self.exchange = server.start_exchange(self, head)
+        self.exchange = self._server.start_exchange(self, head)
+
+    def _find_head(self, pending: bytes) -> RequestHead | None:
+        """Read the head that ``pending`` begins with; None if it is not whole yet, or refused."""
+        server = self._server
+        end = find_head_end(pending, self._scan_from)
+        try:
+            if end >= 0:
+                self._scan_from = 0
+                return server.parse_head(pending[:end])
+            check_partial_head(pending, server.max_head_bytes, max(0, self._scan_from - 1))
+        except MeshError as error:
+            self._refuse(error, pending)
+            return None
+        self._scan_from = max(0, len(pending) - 3)
+        self._head_room = server.head_scratch
+        if self._has_served:  # the first head is timed from the accept, later ones from their first byte
+            self.deadline = self.head_started_at + server.header_timeout_s
+        return None
 
     def turn_away(self, error: MeshError) -> None:
         """Refuse the connection itself, before any head."""
@@ -218,19 +241,24 @@ class DownstreamConnection(ClientSocket):
         ``most``: for a chunked body, the largest length allowed. The future raises MeshError on broken
         framing, on a body that grows too large, and when the client stalls.
         """
-        assert self.head is not None
-        body = self._body = BodyReceiver(self.head, room, most)
+        head = self._head
+        assert head is not None
         pending, self._pending = self._pending, b""
+        length = head.content_length or 0
+        if len(pending) >= length and not head.is_chunked:
+            room.body[:length] = pending[:length]
+            self._pending = pending[length:]
+            self._whole_bytes = length
+            self._state = _BUSY
+            if len(self._pending) <= MAX_PENDING_BYTES:
+                self._resume_reading()  # or nobody would see the client leave
+            return None
+        body = self._body = BodyReceiver(head, room, most)
         if body.is_sized:
-            self._pending = body.take(pending)
-            if body.is_complete:
-                self._state = _BUSY
-                if len(self._pending) <= MAX_PENDING_BYTES:
-                    self._resume_reading()  # or nobody would see the client leave
-                return None
+            body.take(pending)
         body.ready = asyncio.get_running_loop().create_future()
         self._state = _BODY
-        self._body_byte_at = self._server.now()
+        self._body_byte_at = self._now()
         self.deadline = self._body_byte_at + self._server.body_timeout_s
         if pending and not body.is_sized:
             self._read_chunked(pending)
@@ -245,7 +273,7 @@ class DownstreamConnection(ClientSocket):
 
     @property
     def body_received(self) -> int:
-        return self._body.received if self._body is not None else 0
+        return self._body.received if self._body is not None else self._whole_bytes
 
     def _read_chunked(self, data: bytes) -> None:
         body = self._body
@@ -275,7 +303,7 @@ class DownstreamConnection(ClientSocket):
 
     def must_close_after(self) -> bool:
         """Whether an answer sent now has to end the connection, because of what is left of the body."""
-        head = self.head
+        head = self._head
         if head is None:
             return True
         if self._state == _BUSY or not head.has_body:
@@ -285,13 +313,13 @@ class DownstreamConnection(ClientSocket):
         return self._rest_of_body() - len(self._pending) > KEEPABLE_REST_BYTES
 
     def _rest_of_body(self) -> int:
-        assert self.head is not None
-        return (self.head.content_length or 0) - self.body_received
+        assert self._head is not None
+        return (self._head.content_length or 0) - self.body_received
 
     def finish(self, closes: bool) -> None:
         """The answer has been written whole: go on with the next request, or close."""
         is_body_open = self._state in (_WAIT, _BODY)
-        rest = self._rest_of_body() if is_body_open and self.head is not None else 0
+        rest = self._rest_of_body() if is_body_open and self._head is not None else 0
         self.exchange = None
         self._body = None
         if self._state >= _LINGER:
@@ -303,11 +331,10 @@ class DownstreamConnection(ClientSocket):
             else:
                 self.close()
             return
-        self.head = None
         if is_body_open and rest > 0:
             self._state = _DISCARD
             self._discard_left = rest
-            self.deadline = self._server.now() + DISCARD_SECS
+            self.deadline = self._now() + DISCARD_SECS
             self._resume_reading()
             pending, self._pending = self._pending, b""
             if pending:
@@ -328,12 +355,26 @@ class DownstreamConnection(ClientSocket):
         self._state = _HEAD
         self._has_served = True
         self.head_started_at = 0.0
-        self._scan_from = 0
-        self.deadline = self._server.now() + self._server.idle_timeout_s
+        self._whole_bytes = 0
+        self._look_ahead()
+        self.deadline = self._now() + self._server.idle_timeout_s
         if self.is_write_paused:  # a client that reads no answers gets no more of them
             self._pause_reading()
             return
         self._go_on()
+
+    def _look_ahead(self) -> None:
+        """Get ready for another head like the last one."""
+        head = self._head
+        assert head is not None
+        size = len(head.raw)
+        if size > MAX_KEPT_HEAD_BYTES:
+            self._head = None
+        is_read_alone = (head.content_length or 0) >= HEAD_READ_BYTES
+        if is_read_alone and size != len(self._head_room):
+            self._head_room = self._scratch[:size]
+        elif not is_read_alone and len(self._head_room) < HEAD_READ_BYTES:
+            self._head_room = self._server.head_scratch
 
     def _go_on(self) -> None:
         """Begin the next request with what is pending; read on if that leaves room for more."""
@@ -359,7 +400,7 @@ class DownstreamConnection(ClientSocket):
         self._state = _LINGER
         self._pending = b""
         self._discard_left = LINGER_BYTES
-        self.deadline = self._server.now() + LINGER_SECS
+        self.deadline = self._now() + LINGER_SECS
         if self.transport is None:
             return
         self._resume_reading()
@@ -417,7 +458,7 @@ class DownstreamConnection(ClientSocket):
             return
         self._state = _CLOSING
         self._unsent = self._count_unsent()
-        self.deadline = self._server.now() + self._server.write_timeout_s
+        self.deadline = self._now() + self._server.write_timeout_s
         self.transport.close()
 
     # --------------------------------------------------------------------------------------- inside

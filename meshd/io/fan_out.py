@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from meshd.api.endpoints import RESPONSES_PATH, Endpoint
@@ -74,7 +74,7 @@ class ResourceRequest:
     def to_head(self) -> RequestHead:
         """Return the client's head with the path that upstreams are asked for."""
         path = self.endpoint.path.replace(f"{RESPONSES_PATH}/{{id}}", f"{RESPONSES_PATH}/{self.resource_id}")
-        return replace(self.head, target=path.encode("ascii") + self.head.query)
+        return self.head.with_target(path.encode("ascii") + self.head.query)
 
 
 @dataclass(slots=True)

@@ -1,4 +1,4 @@
-"""What HTTP/1.1 bytes mean: request heads and response heads (RFC 9112). Pure.
+"""What HTTP/1.1 bytes mean: request heads and response heads (RFC 9112) become those of heads.py. Pure.
 
 httptools (llhttp) reads the field lines; everything it is lenient about is judged here, over the raw
 bytes, before the head is believed: line endings, control bytes, the request line, Host, framing, sizes.
@@ -12,14 +12,15 @@ Deliberately unsupported: HTTP/2 and h2c, trailers (dropped), obs-fold, HTTP/0.9
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import Final
 
 import httptools
 
 from meshd.errors import MeshError
-
-Field = tuple[bytes, bytes]
+from meshd.io.heads import MAX_LENGTH_DIGITS, length_offset
+from meshd.io.heads import Field as Field
+from meshd.io.heads import RequestHead as RequestHead
+from meshd.io.heads import ResponseHead as ResponseHead
 
 MAX_RESPONSE_HEAD_BYTES: Final = 65536
 MAX_RESPONSE_FIELDS: Final = 256
@@ -34,54 +35,6 @@ _BARE_LINE_END: Final = re.compile(rb"\r[^\n]|(?<!\r)\n")
 _CONTROL: Final = bytes([*range(9), 11, 12, *range(14, 32), 127])
 # llhttp refuses methods it does not know; the registry, not the parser, decides about those.
 _PARSER_METHODS: Final = frozenset((b"GET", b"HEAD", b"POST", b"PUT", b"DELETE", b"OPTIONS", b"PATCH"))
-
-
-@dataclass(frozen=True, slots=True)
-class RequestHead:
-    """One request head; ``fields`` are in the client's order, with repeats and the client's bytes."""
-
-    method: str
-    target: bytes  # path and query as the upstream will see them
-    path: str
-    query: bytes  # with its "?", or empty
-    is_http11: bool
-    fields: tuple[Field, ...]
-    values: dict[bytes, bytes]  # lower-case name → first value
-    repeated: frozenset[bytes]  # lower-case names that came more than once
-    content_length: int | None
-    is_chunked: bool
-    keeps_alive: bool
-    connection_tokens: frozenset[bytes]
-    trailer_bytes: int = MAX_RESPONSE_HEAD_BYTES  # what the head has left of its limits for a trailer section
-    trailer_fields: int = MAX_RESPONSE_FIELDS
-    # What was worked out from this head before; heads repeat, see head_cache.py.
-    derived: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
-
-    @property
-    def has_body(self) -> bool:
-        return self.is_chunked or bool(self.content_length)
-
-
-@dataclass(frozen=True, slots=True)
-class ResponseHead:
-    """One final or interim response head of an upstream."""
-
-    status: int
-    reason: bytes
-    is_http11: bool
-    fields: tuple[Field, ...]
-    values: dict[bytes, bytes]
-    content_length: int | None
-    is_chunked: bool
-    has_body: bool  # by status and request method (RFC 9112 §6.3)
-    keeps_alive: bool
-    connection_tokens: frozenset[bytes]
-    is_sse: bool
-    derived: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
-
-    @property
-    def is_close_delimited(self) -> bool:
-        return self.has_body and not self.is_chunked and self.content_length is None
 
 
 class UpstreamProtocolError(Exception):
@@ -135,6 +88,7 @@ def find_head_end(buffer: bytes | bytearray, start: int = 0) -> int:
 
 def parse_request_head(raw: bytes, max_head_bytes: int, max_fields: int) -> RequestHead:
     """Parse one whole request head (its last bytes are the empty line); raise MeshError to refuse it."""
+    whole = raw
     if raw.startswith(b"\r\n"):
         raw = raw[2:]  # one empty line before the request line (RFC 9112 §2.2)
     lines = raw.count(b"\r\n")
@@ -154,10 +108,53 @@ def parse_request_head(raw: bytes, max_head_bytes: int, max_fields: int) -> Requ
         raise MeshError("method_not_allowed", "CONNECT is not served.", is_closing=True)
     is_http11 = minor == b"1"
     fields = _read_fields(raw, httptools.HttpRequestParser, method, "The request head has a bad field line.")
-    head = _assemble_request(method, target, is_http11, fields)
-    if head.is_chunked:
-        return replace(head, trailer_bytes=max_head_bytes - len(raw), trailer_fields=max_fields - len(fields))
-    return head
+    left = max_head_bytes - len(raw), max_fields - len(fields)
+    return _assemble_request(method, target, is_http11, fields, left, whole)
+
+
+def _assemble_request(
+    method: bytes, target: bytes, is_http11: bool, fields: list[Field], left: tuple[int, int], raw: bytes
+) -> RequestHead:
+    values, repeated = _index(fields)
+    host = values.get(b"host")
+    if b"host" in repeated or (host is None and is_http11) or (host and not _HOST.fullmatch(host)):
+        raise malformed("The request needs exactly one valid Host field.")
+    target = _origin_form(target, host)
+    content_length = _content_length(fields, values, repeated)
+    is_chunked = False
+    if b"transfer-encoding" in values:
+        if content_length is not None:
+            raise malformed("Content-Length and Transfer-Encoding came together.")
+        _check_transfer_encoding(values[b"transfer-encoding"], b"transfer-encoding" in repeated, is_http11)
+        is_chunked = True
+    path, mark, query = target.partition(b"?")
+    bytes_left, fields_left = left
+    may_vary = bytes_left >= MAX_LENGTH_DIGITS  # else a longer number could make the head too large
+    return RequestHead(
+        method.decode("ascii"),
+        target,
+        path.decode("ascii"),
+        mark + query,
+        is_http11,
+        tuple(fields),
+        values,
+        repeated,
+        content_length,
+        is_chunked,
+        _tokens(fields, values, b"connection"),
+        bytes_left,
+        fields_left,
+        raw,
+        _length_at(raw, values, repeated) if may_vary else 0,
+        {},
+    )
+
+
+def _length_at(raw: bytes, values: dict[bytes, bytes], repeated: frozenset[bytes]) -> int:
+    """Return where the one number of `content-length` stands, 0 if there is none, or more than that."""
+    if b"content-length" in repeated or not values.get(b"content-length", b"").isdigit():
+        return 0
+    return length_offset(raw)
 
 
 def _request_line_error(raw: bytes) -> MeshError:
@@ -226,37 +223,6 @@ def _tokens(fields: list[Field], values: dict[bytes, bytes], name: bytes) -> fro
     return frozenset(part.strip(b" \t").lower() for part in joined.split(b",")) - {b""}
 
 
-def _assemble_request(method: bytes, target: bytes, is_http11: bool, fields: list[Field]) -> RequestHead:
-    values, repeated = _index(fields)
-    host = values.get(b"host")
-    if b"host" in repeated or (host is None and is_http11) or (host and not _HOST.fullmatch(host)):
-        raise malformed("The request needs exactly one valid Host field.")
-    target = _origin_form(target, host)
-    content_length = _content_length(fields, values, repeated)
-    is_chunked = False
-    if b"transfer-encoding" in values:
-        if content_length is not None:
-            raise malformed("Content-Length and Transfer-Encoding came together.")
-        _check_transfer_encoding(values[b"transfer-encoding"], b"transfer-encoding" in repeated, is_http11)
-        is_chunked = True
-    tokens = _tokens(fields, values, b"connection")
-    raw_path, mark, query = target.partition(b"?")
-    return RequestHead(
-        method=method.decode("ascii"),
-        target=target,
-        path=raw_path.decode("ascii"),
-        query=mark + query,
-        is_http11=is_http11,
-        fields=tuple(fields),
-        values=values,
-        repeated=repeated,
-        content_length=content_length,
-        is_chunked=is_chunked,
-        keeps_alive=is_http11 and b"close" not in tokens,
-        connection_tokens=tokens,
-    )
-
-
 def _origin_form(target: bytes, host: bytes | None) -> bytes:
     if target.startswith(b"/") or target == b"*":
         return target
@@ -282,7 +248,7 @@ def _content_length(
         if len(parts) != 1:
             raise malformed("Content-Length came with different values.")
         value = parts.pop()
-    if not value.isdigit() or len(value) > 19:
+    if not value.isdigit() or len(value) > MAX_LENGTH_DIGITS:
         raise malformed("Content-Length is not a number of 1 to 19 digits.")
     return int(value)
 
@@ -337,17 +303,17 @@ def _parse_response_head(raw: bytes, request_method: str) -> ResponseHead:
         if coding != b"chunked" or b"transfer-encoding" in repeated:
             raise UpstreamProtocolError("transfer coding other than chunked")
         is_chunked = has_body
-    tokens = _tokens(fields, values, b"connection")
     return ResponseHead(
-        status=status,
-        reason=line[3] or b"",
-        is_http11=is_http11,
-        fields=tuple(fields),
-        values=values,
-        content_length=content_length,
-        is_chunked=is_chunked,
-        has_body=has_body,
-        keeps_alive=is_http11 and b"close" not in tokens,
-        connection_tokens=tokens,
-        is_sse=values.get(b"content-type", b"").lower().startswith(b"text/event-stream"),
+        status,
+        line[3] or b"",
+        is_http11,
+        tuple(fields),
+        values,
+        content_length,
+        is_chunked,
+        has_body,
+        _tokens(fields, values, b"connection"),
+        raw,
+        0 if content_length is None else _length_at(raw, values, repeated),
+        {},
     )

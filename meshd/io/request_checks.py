@@ -19,18 +19,21 @@ def content_length_of(head: RequestHead) -> int | None:
 
 def check_endpoint_head(endpoint: Endpoint, head: RequestHead, max_body_bytes: int) -> None:
     """Raise MeshError for the first check that fails: encoding, type, length, expectation."""
-    if head.derived.get("checked for") == endpoint.number:
-        return  # this very head has passed before
-    values = head.values
-    if endpoint.has_prepare_job:
-        encoding = values.get(b"content-encoding", b"identity")
-        if encoding.lower() != b"identity" or b"content-encoding" in head.repeated:
-            raise MeshError("unsupported_encoding", "Send the body without content-encoding.")
-        media_type = values.get(b"content-type")
-        if media_type is None or b"content-type" in head.repeated or not _JSON_TYPE.fullmatch(media_type):
-            raise MeshError("unsupported_content_type", "Send the body as application/json.")
+    has_passed = head.derived.get("checked for") == endpoint.number  # a head like this, but for its length
+    if endpoint.has_prepare_job and not has_passed:
+        _check_media(head)
     check_length_and_expectation(head, max_body_bytes)
-    head.derived["checked for"] = endpoint.number
+    if not has_passed:
+        head.derived["checked for"] = endpoint.number
+
+
+def _check_media(head: RequestHead) -> None:
+    encoding = head.values.get(b"content-encoding", b"identity")
+    if encoding.lower() != b"identity" or b"content-encoding" in head.repeated:
+        raise MeshError("unsupported_encoding", "Send the body without content-encoding.")
+    media_type = head.values.get(b"content-type")
+    if media_type is None or b"content-type" in head.repeated or not _JSON_TYPE.fullmatch(media_type):
+        raise MeshError("unsupported_content_type", "Send the body as application/json.")
 
 
 def check_length_and_expectation(head: RequestHead, max_body_bytes: int) -> None:

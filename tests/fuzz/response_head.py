@@ -11,6 +11,7 @@ from meshd.io.chunked import ChunkedDecoder
 from meshd.io.headers import downstream_head
 from meshd.io.http1 import ResponseHead, UpstreamProtocolError, find_head_end, parse_response_head
 from meshd.io.upstream import UpstreamConnection, UpstreamFailure
+from tests.fakes.heads import facts
 from tests.fakes.transport import FakeClock, FakeTransport
 from tests.fuzz.engine import Target, cuts, main, mutated
 from tests.fuzz.strict import fields_of, length_of, lines_of, values
@@ -87,7 +88,7 @@ def _exchange(pieces: list[bytes], ends: bool) -> tuple[object, ...]:
     if not attached:
         connection.attach(sink)
     head = response.result()
-    return head, sink.body, sink.end, connection.is_reusable
+    return facts(head), sink.body, sink.end, connection.is_reusable
 
 
 def check(data: bytes) -> None:

@@ -13,9 +13,11 @@ from meshd.errors import MeshError
 from meshd.io.client_socket import WRITE_HIGH, WRITE_LOW
 from meshd.io.downstream import (
     DISCARD_SECS,
+    HEAD_READ_BYTES,
     KEEPABLE_REST_BYTES,
     LINGER_BYTES,
     LINGER_SECS,
+    MAX_KEPT_HEAD_BYTES,
     MAX_PENDING_BYTES,
     DownstreamConnection,
 )
@@ -69,7 +71,9 @@ class Scene:
     is_draining = False
 
     def __init__(self, turned_away: MeshError | None = None) -> None:
-        self.scratch = self.head_scratch = memoryview(bytearray(SCRATCH_BYTES))
+        self.scratch = memoryview(bytearray(SCRATCH_BYTES))
+        self.head_scratch = self.scratch[:HEAD_READ_BYTES]
+        self.parsed = 0
         self.now = FakeClock()
         self.turned_away = turned_away
         self.exchanges: list[Exchange] = []
@@ -92,6 +96,7 @@ class Scene:
         self.is_open = False
 
     def parse_head(self, raw: bytes) -> RequestHead:
+        self.parsed += 1
         return parse_request_head(raw, self.max_head_bytes, 64)
 
     def start_exchange(self, connection: DownstreamConnection, head: RequestHead) -> Exchange:
@@ -256,6 +261,58 @@ def test_sized_body_is_received_straight_into_the_slot():
         it.receive(b"y")
         assert ready.done() and body_of(it) == b"x" * 99_999 + b"y"
         assert it.connection.get_buffer(-1).obj is it.scratch.obj
+
+    play(scene)
+
+
+def test_head_that_comes_again_is_not_parsed_again_whatever_its_length():
+    def scene() -> None:
+        it = Scene()
+        for number, length in enumerate((3, 3, 12, 0, 1234)):
+            it.receive(post(length)[:-1])
+            assert len(it.exchanges) == number
+            it.receive(post(length)[-1:] + b"x" * length)
+            assert len(it.exchanges) == number + 1 and it.exchange.head.content_length == length
+            if length:
+                assert it.begin_body(Room(4096), MOST) is None and body_of(it) == b"x" * length
+            it.answer()
+        assert it.parsed == 1
+        it.receive(post(3, "/other"))
+        assert it.parsed == 2 and it.exchange.head.path == "/other"
+
+    play(scene)
+
+
+def test_long_head_is_not_kept_for_the_next_one():
+    def scene() -> None:
+        it = Scene()
+        for number in (1, 2):
+            it.receive(get("/", "X: " + "y" * MAX_KEPT_HEAD_BYTES))
+            assert it.parsed == number
+            it.answer()
+
+    play(scene)
+
+
+def test_head_after_a_large_body_is_read_alone():
+    def scene() -> None:
+        it = Scene()
+
+        def serve(length: int) -> int:
+            """Return how many bytes the first read of a request took."""
+            data = post(length) + b"z" * length
+            taken = it.receive_some(data[: len(it.connection.get_buffer(-1))])
+            it.begin_body(Room(length), MOST)
+            it.receive(data[taken:])
+            assert body_of(it) == b"z" * length
+            it.answer()
+            return taken
+
+        assert serve(100_000) == HEAD_READ_BYTES
+        assert serve(100_000) == len(post(100_000))
+        assert serve(200_000) == len(post(100_000))
+        assert serve(100) == len(post(100_000)), "this one begins with 3 bytes of body"
+        assert serve(100) == len(post(100)) + 100
 
     play(scene)
 
