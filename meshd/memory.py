@@ -40,17 +40,19 @@ _ORDERED_MACHINES: Final = ("x86_64", "AMD64")
 class Segment:
     """One mapped memfd; ``bytes`` and ``words`` are views of the whole of it, header included.
 
+    ``map`` is the mapping itself: a slice of it is a copy, in a third of the time of one of ``bytes``.
+
     The views live as long as the mapping, which lives as long as anyone holds a view. ``fd`` stays open so
     that the segment can be handed to a child with ``pass_fds``; it is close-on-exec otherwise.
     """
 
-    __slots__ = ("_map", "bytes", "fd", "size", "words")
+    __slots__ = ("bytes", "fd", "map", "size", "words")
 
     def __init__(self, fd: int, size: int) -> None:
         self.fd = fd
         self.size = size
-        self._map = mmap.mmap(fd, size, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
-        self.bytes = memoryview(self._map)
+        self.map = mmap.mmap(fd, size, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
+        self.bytes = memoryview(self.map)
         self.words = self.bytes.cast("Q")
 
     @classmethod
@@ -96,7 +98,7 @@ class Segment:
         extents and start-up, not for every request.
         """
         if length:
-            self._map.madvise(mmap.MADV_REMOVE, offset, length)
+            self.map.madvise(mmap.MADV_REMOVE, offset, length)
 
     def close(self) -> None:
         """Close the descriptor. The mapping stays until the last view of it is gone."""

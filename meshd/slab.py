@@ -48,6 +48,7 @@ class BodySlab:
     def __init__(self, segment: Segment, view_bytes: int, budget_bytes: int | None = None) -> None:
         self.in_use_bytes = 0
         self.view_bytes = view_bytes
+        self.memory = segment.map  # of the whole segment, for those who copy out of it
         self._segment = segment
         self._view_room = round_up(view_bytes, PAGE)
         self._arena = _Arena(PAGE, segment.size // PAGE * PAGE)

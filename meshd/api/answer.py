@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from meshd.api.view import NO_STAGES, StageTimes
-
 
 class Answer(NamedTuple):
     """The finished body of a response, which lies in the view area of the job's slot.
@@ -18,7 +16,6 @@ class Answer(NamedTuple):
     start: int
     length: int
     view_bytes: int
-    stage_ns: StageTimes = NO_STAGES
 
     @property
     def is_written(self) -> bool:

@@ -192,7 +192,7 @@ class Exchange:
         self._room = None
         answer = await prepared.prepare()
         record.job = prepared.job
-        self._note_view(endpoint, RoutingView(answer.model, stage_ns=answer.stage_ns))
+        self._note_view(endpoint, RoutingView(answer.model))
         self._closes = self._must_close()
         await prepared.send(answer, self._downstream, self._local_answer())
 
@@ -238,7 +238,8 @@ class Exchange:
     def _note_view(self, endpoint: Endpoint, view: RoutingView) -> None:
         io, record = self._io, self.record
         record.prepared_at = io.clock()
-        record.job_run_s = sum(view.stage_ns) / 1e9
+        if record.job is not None:
+            record.job_run_s = record.job.run_s
         record.model, record.is_stream = view.model, view.wants_stream
         record.model_label = io.director.model_label(view.model)
         record.routed = io.metrics.routed(record.model_label, endpoint.label, view.wants_stream)

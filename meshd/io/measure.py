@@ -266,8 +266,8 @@ class PrepareCounters:
             for name in ("json_parse", "view", "template", "encode", "decode")
         }
 
-    def stage(self, name: str, seconds: float) -> None:
-        self._stages[name].observe(seconds)
+    def stage(self, name: str, seconds: list[float]) -> None:
+        self._stages[name].extend(seconds)
 
     def error(self, reason: str) -> None:
         self._row.counter("mesh_prepare_errors_total", reason=reason).inc()

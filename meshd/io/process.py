@@ -187,8 +187,8 @@ class IoProcess:
         self.services.ledger.settle()
         if self.log.waiting:
             self.log.flush()
-        self._gauges.look(now)
         self.metrics.flush()
+        self._gauges.look(now)  # last: when they are 0, all that has ended is counted
         self._loop.call_later(TIMER_SECS, self._tick)
 
     def _link_spoke(self) -> None:
@@ -214,6 +214,7 @@ class IoProcess:
 
     def _end(self, code: int) -> None:
         self.services.ledger.settle()
+        self.prepare.count_stages()
         self._slab.trim()  # the next owner of this seat may be long in coming
         self.metrics.flush()
         self.log.flush(10_000)

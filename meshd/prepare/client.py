@@ -30,11 +30,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
-from meshd.api.view import StageTimes
 from meshd.control import ProcessBoard, Topology
 from meshd.errors import MeshError
 from meshd.memory import Segment
-from meshd.prepare import codec
+from meshd.prepare.codec import CodecFault, Results, stage_seconds
 from meshd.prepare.dispatch import Dispatcher
 from meshd.prepare.job import Job, JobState, Result
 from meshd.prepare.lane import Lane
@@ -48,7 +47,6 @@ __all__ = ["Job", "PrepareClient", "PrepareMetrics", "PrepareSettings", "Result"
 
 _CAPACITY_PER_WORKER: Final = 64
 _LEAST_CAPACITY: Final = 256  # on few workers too a burst of short jobs is over before its time-out
-_STAGES: Final = StageTimes._fields
 _MESSAGES: Final = {
     "prepare_queue_full": "Too many requests wait for preparation.",
     "prepare_pool_closed": "The preparation pool is closed.",
@@ -67,7 +65,7 @@ class PrepareMetrics(Protocol):
     def dispatched(self, jobs: int, /) -> None: ...
     def queue_seconds(self, seconds: float, /) -> None: ...
     def run_seconds(self, seconds: float, /) -> None: ...
-    def stage(self, name: str, seconds: float, /) -> None: ...
+    def stage(self, name: str, seconds: list[float], /) -> None: ...
     def error(self, reason: str, /) -> None: ...
     def rejection(self, code: str, /) -> None: ...
     def retry(self) -> None: ...
@@ -121,8 +119,13 @@ class PrepareClient:
         self._timeout_ns = settings.prepare_timeout_ms * 1_000_000
         self._clock = clock
         self._metrics = metrics
+        self._count_job = metrics.job_submitted  # one attribute less for each call
+        self._count_wait = metrics.queue_seconds
+        self._count_run = metrics.run_seconds
         self._lanes = lanes
         self._dispatcher = Dispatcher(lanes, seat % max(topology.prepare_workers, 1), now_ns)
+        self._results = Results(slab)
+        self._stage_times: list[bytes] = []  # of jobs that ran, packed, not counted yet
         self._health = PoolHealth(lanes, board, rings, layout, seat, now_ns)
         self._words = rings.words
         self._waiting_word = layout.waiting_word(seat)
@@ -155,7 +158,7 @@ class PrepareClient:
 
         Raises ``MeshError`` ``prepare_queue_full`` or ``prepare_pool_closed``, already counted here.
         """
-        self._metrics.job_submitted()
+        self._count_job()
         now_ns = self._clock()
         if self.is_closed or (self._health.is_failed and self._is_still_failed(now_ns)):
             raise self._error("prepare_pool_closed")
@@ -224,6 +227,7 @@ class PrepareClient:
     def check(self, now_ns: int) -> None:
         """Look after deaths, deadlines and lost wake-ups, every 50 ms at most. O(jobs out and waiting)."""
         self._look_at_board(now_ns)
+        self.count_stages()
         self.drain_completions()
         self._expire(now_ns)
         self._dispatcher.balance(now_ns)
@@ -231,6 +235,13 @@ class PrepareClient:
         self._dispatcher.flush_doorbells()
         self._metrics.queued(self._words[self._waiting_word])
         self._metrics.dispatched(sum(len(lane.unclaimed()) - lane.stacked for lane in self._lanes))
+
+    def count_stages(self) -> None:
+        """Hand the stage times of the jobs that ran since the last call to the metrics."""
+        if self._stage_times:
+            times, self._stage_times = self._stage_times, []
+            for name, seconds in stage_seconds(times):
+                self._metrics.stage(name, seconds)
 
     def close(self) -> None:
         """Take no more jobs, answer those not started ``prepare_pool_closed``; running ones end as ever."""
@@ -285,28 +296,24 @@ class PrepareClient:
         """
         if not job.is_claim_counted and job.submitted_ns:  # 0: a predecessor's
             job.is_claim_counted = True
-            self._metrics.queue_seconds((claimed_ns - job.submitted_ns) * 1e-9)
+            self._count_wait((claimed_ns - job.submitted_ns) * 1e-9)
 
     def _ran(self, job: Job, outcome: int, view_length: int) -> None:
-        if outcome not in (OUTCOME_VIEW, OUTCOME_REFUSED) or view_length > job.slot.view_capacity:
+        slot = job.slot
+        if outcome > OUTCOME_REFUSED or outcome < OUTCOME_VIEW or view_length > slot.view_capacity:
             self._fail(job, "prepare_failed")
             return
         try:
-            result = codec.decode_result(job.slot.view[:view_length])
-        except codec.CodecFault as fault:
+            result = self._results.read(slot.view_offset, slot.view, view_length)
+        except CodecFault as fault:
             self._fail(job, "prepare_failed", str(fault))
             return
-        metrics = self._metrics
-        metrics.run_seconds((job.finished_ns - job.claimed_ns) * 1e-9)
-        for name, stage_ns in zip(_STAGES, result.stage_ns, strict=True):
-            if stage_ns:
-                metrics.stage(name, stage_ns * 1e-9)
+        self._count_run((job.finished_ns - job.claimed_ns) * 1e-9)
+        self._stage_times.append(self._results.times(slot.view_offset))
+        if isinstance(result, MeshError):
+            self._metrics.rejection(result.code)
         job.state = JobState.FINISHED
-        if isinstance(result, codec.Refusal):
-            metrics.rejection(result.error.code)
-            job.on_done(result.error)
-        else:
-            job.on_done(result)
+        job.on_done(result)
 
     def _decide_held(self, job: Job) -> None:
         """No descriptor is out any more: the result is whole unless a withdrawn one ran."""

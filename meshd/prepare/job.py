@@ -103,6 +103,11 @@ class Job:
         """Whether a prepare worker has claimed the descriptor that counts."""
         return self.entry is not None and self.entry.is_claimed
 
+    @property
+    def run_s(self) -> float:
+        """How long the attempt ran that gave the result; 0 if none did."""
+        return (self.finished_ns - self.claimed_ns) * 1e-9
+
     def release_slot(self) -> None:
         """Give the slot back as soon as no prepare worker can touch it. Call it exactly once."""
         if self.open_descriptors:

@@ -75,8 +75,8 @@ class RecordingMetrics:
     def run_seconds(self, seconds: float) -> None:
         self.runs.append(seconds)
 
-    def stage(self, name: str, seconds: float) -> None:
-        self.stages.append(name)
+    def stage(self, name: str, seconds: list[float]) -> None:
+        self.stages += [name] * len(seconds)
 
     def error(self, reason: str) -> None:
         self.errors[reason] += 1

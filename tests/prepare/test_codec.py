@@ -6,17 +6,22 @@ from hypothesis import strategies as st
 
 from meshd.api.answer import Answer
 from meshd.api.view import RoutingView, StageTimes
-from meshd.errors import CODES
+from meshd.errors import CODES, MeshError
+from meshd.memory import Segment
 from meshd.prepare.codec import (
     HEAD_BYTES,
+    PLAIN_HEAD_BYTES,
+    TIMES_BYTES,
     CodecFault,
-    Refusal,
+    Results,
     ViewTooLarge,
     decode_result,
     encode_answer,
     encode_refusal,
     encode_view,
+    stage_seconds,
 )
+from meshd.slab import BodySlab, Slot
 
 U64 = st.integers(0, 2**64 - 1)
 VIEWS = st.builds(
@@ -31,21 +36,48 @@ VIEWS = st.builds(
     prefix_key=U64,
     key_position=U64,
     text_bytes=U64,
-    stage_ns=st.builds(StageTimes, U64, U64, U64, U64, U64),
     rank_free=st.none() | st.lists(st.tuples(U64, U64), max_size=32).map(lambda pairs: sum(pairs, ())),
     block_keys=st.lists(st.binary(min_size=8, max_size=8), max_size=100).map(b"".join),
 )
+
+
+PLAIN_VIEWS = st.builds(
+    RoutingView,
+    model=st.text(),
+    wants_stream=st.booleans(),
+    batch_size=st.integers(1, 2**32 - 1),
+    wants_logprobs=st.booleans(),
+    has_state=st.booleans(),
+    creates_state=st.booleans(),
+)
+TIMES = st.builds(StageTimes, U64, U64, U64, U64, U64)
 
 
 def area(size: int = 8192) -> memoryview:
     return memoryview(bytearray(b"\xaa" * size))
 
 
-@given(VIEWS)
-def test_a_view_survives_the_round_trip(view):
+def times_of(out: memoryview) -> dict[str, float]:
+    return {name: values[0] for name, values in stage_seconds([bytes(out[:TIMES_BYTES])])}
+
+
+def seconds(times: StageTimes) -> dict[str, float]:
+    return {name: ns * 1e-9 for name, ns in times._asdict().items() if ns}
+
+
+@given(VIEWS | PLAIN_VIEWS, TIMES)
+def test_a_view_and_its_stage_times_survive_the_round_trip(view, times):
     out = area()
+    view.stage_ns = times
     length = encode_view(view, out)
+    view.stage_ns = StageTimes()
     assert decode_result(out[:length]) == view
+    assert times_of(out) == seconds(times)
+
+
+@given(PLAIN_VIEWS)
+def test_a_plain_view_ends_with_the_name_of_its_model(view):
+    assert encode_view(view, area()) == PLAIN_HEAD_BYTES + len(view.model.encode())
 
 
 @given(st.sampled_from(sorted(CODES)), st.text())
@@ -53,10 +85,9 @@ def test_a_refusal_survives_the_round_trip(code, message):
     out = area()
     times = StageTimes(1, 2, 3, 4, 5)
     refusal = decode_result(out[: encode_refusal(code, message, out, times)])
-    assert isinstance(refusal, Refusal)
-    error = refusal.error
-    assert (error.code, error.message, error.status) == (code, message, CODES[code].status)
-    assert refusal.stage_ns == times
+    assert isinstance(refusal, MeshError)
+    assert (refusal.code, refusal.message, refusal.status) == (code, message, CODES[code].status)
+    assert times_of(out) == seconds(times)
 
 
 def test_a_view_that_does_not_fit_leaves_the_area_as_it_was():
@@ -66,29 +97,34 @@ def test_a_view_that_does_not_fit_leaves_the_area_as_it_was():
         encode_view(view, out)
     assert set(out) == {0xAA}
     assert encode_view(view, area(HEAD_BYTES + 42)) == HEAD_BYTES + 42
+    out = area(PLAIN_HEAD_BYTES + 9)
+    with pytest.raises(ViewTooLarge):
+        encode_view(RoutingView("m" * 10), out)
+    assert set(out) == {0xAA}
+    assert encode_view(RoutingView("m" * 10), area(PLAIN_HEAD_BYTES + 10)) == PLAIN_HEAD_BYTES + 10
 
 
 def test_a_refusal_always_fits_by_cutting_its_message():
     out = area(256)
     refusal = decode_result(out[: encode_refusal("invalid_request", "é" * 1000, out)])
-    assert isinstance(refusal, Refusal)
-    assert set(refusal.error.message) == {"é"}
+    assert isinstance(refusal, MeshError)
+    assert set(refusal.message) == {"é"}
 
 
 def test_a_refusal_takes_a_message_with_a_lone_surrogate():
     out = area()
     refusal = decode_result(out[: encode_refusal("invalid_request", "a\ud800", out)])
-    assert isinstance(refusal, Refusal)
-    assert refusal.error.message == "a?"
+    assert isinstance(refusal, MeshError)
+    assert refusal.message == "a?"
 
 
-@given(st.text(), st.binary(min_size=1), st.builds(StageTimes, U64, U64, U64, U64, U64))
+@given(st.text(), st.binary(min_size=1), TIMES)
 def test_an_answer_stays_in_the_area_and_is_found_there(model, body, times):
     out = area()
     length = encode_answer(model, body, times, out)
     answer = decode_result(out[:length])
     assert isinstance(answer, Answer) and answer.is_written
-    assert (answer.model, answer.view_bytes, answer.stage_ns) == (model, length, times)
+    assert (answer.model, answer.view_bytes, times_of(out)) == (model, length, seconds(times))
     assert bytes(out[answer.start : answer.start + answer.length]) == body
 
 
@@ -96,7 +132,7 @@ def test_an_answer_that_does_not_fit_says_how_much_room_it_needs():
     out, times, body = area(1000), StageTimes(1, 0, 2), b"x" * 5000
     answer = decode_result(out[: encode_answer("m1", body, times, out)])
     assert isinstance(answer, Answer)
-    assert (answer.is_written, answer.model, answer.stage_ns) == (False, "m1", times)
+    assert (answer.is_written, answer.model, times_of(out)) == (False, "m1", seconds(times))
     large = area(answer.view_bytes)
     assert encode_answer("m1", body, times, large[:-1]) < HEAD_BYTES + 5
     assert encode_answer("m1", body, times, large) == len(large)
@@ -129,7 +165,7 @@ def test_garbage_is_a_fault_of_the_layout(data):
         decode_result(memoryview(data))
 
 
-@given(VIEWS, st.data())
+@given(VIEWS | PLAIN_VIEWS, st.data())
 def test_a_cut_or_overlong_record_is_a_fault_of_the_layout(view, data):
     out = area()
     length = encode_view(view, out)
@@ -138,10 +174,21 @@ def test_a_cut_or_overlong_record_is_a_fault_of_the_layout(view, data):
         decode_result(out[:wrong])
 
 
-@pytest.mark.parametrize(("offset", "value"), [(0, 0), (4, 9), (5, 16), (6, 2), (12, 200), (16, 3)])
+@pytest.mark.parametrize(
+    ("offset", "value"), [(40, 0), (44, 9), (45, 16), (46, 2), (48, 200), (56, 3), (60, 8)]
+)
 def test_a_wrong_word_in_the_head_is_a_fault_of_the_layout(offset, value):
     out = area()
     length = encode_view(RoutingView("m1", token_ids=b"\1\0\0\0"), out)
+    out[offset] = value
+    with pytest.raises(CodecFault):
+        decode_result(out[:length])
+
+
+@pytest.mark.parametrize(("offset", "value"), [(40, 0), (44, 9), (45, 16), (46, 1), (48, 3), (56, 0xFF)])
+def test_a_wrong_byte_of_a_plain_view_is_a_fault_of_the_layout(offset, value):
+    out = area()
+    length = encode_view(RoutingView("m1"), out)
     out[offset] = value
     with pytest.raises(CodecFault):
         decode_result(out[:length])
@@ -152,3 +199,68 @@ def test_an_unknown_error_code_is_a_fault_of_the_layout():
     length = encode_refusal("no_such_code", "text", out)
     with pytest.raises(CodecFault):
         decode_result(out[:length])
+
+
+# ------------------------------------------------------------------------------- views that are known
+
+
+class Reader:
+    """The reading end over a slot of a slab, and a worker that writes there."""
+
+    def __init__(self) -> None:
+        slab = BodySlab(Segment.create("slab", 1 << 20), 4096)
+        self.slot: Slot = slab.reserve(1)  # type: ignore[assignment]
+        self.results = Results(slab)
+
+    def read(self, view: RoutingView) -> object:
+        length = encode_view(view, self.slot.view)
+        return self.results.read(self.slot.view_offset, self.slot.view, length)
+
+
+@given(st.lists(VIEWS | PLAIN_VIEWS, min_size=2, max_size=6))
+def test_views_read_one_after_the_other_are_what_was_written(views):
+    reader = Reader()
+    for view in views * 2:
+        assert reader.read(view) == view
+
+
+def test_requests_of_the_same_facts_share_one_view_whatever_time_they_took():
+    reader = Reader()
+    first = reader.read(RoutingView("m1", True, stage_ns=StageTimes(1, 2)))
+    assert reader.results.times(reader.slot.view_offset) == bytes(reader.slot.view[:TIMES_BYTES])
+    assert reader.read(RoutingView("m1", True, stage_ns=StageTimes(3, 4))) is first
+    assert reader.read(RoutingView("m1", False)) is not first
+    keyed = RoutingView("m1", text_bytes=9, block_keys=b"12345678")
+    assert reader.read(keyed) == keyed and reader.read(keyed) is not reader.read(keyed)
+
+
+def test_names_that_strangers_choose_do_not_pile_up():
+    reader = Reader()
+    for number in range(3000):
+        assert reader.read(RoutingView(f"model-{number}")).model == f"model-{number}"
+    long_name = "m" * 3000
+    assert reader.read(RoutingView(long_name)) is not reader.read(RoutingView(long_name))
+    assert len(reader.results._known) <= 256
+
+
+def test_a_record_that_is_none_is_a_fault_for_the_reader_too():
+    reader = Reader()
+    for length in (0, 10, 41, 57, 300):
+        with pytest.raises(CodecFault):
+            reader.results.read(reader.slot.view_offset, reader.slot.view, length)
+    reader.read(RoutingView("m1"))
+    with pytest.raises(CodecFault):  # shorter or longer than what is known
+        reader.results.read(reader.slot.view_offset, reader.slot.view, PLAIN_HEAD_BYTES + 1)
+
+
+def test_stages_that_did_not_run_are_no_times_of_theirs():
+    rows = []
+    for times in (StageTimes(5, 0, 7), StageTimes(6, 0, 0, 9)):
+        out = area()
+        encode_view(RoutingView("m", stage_ns=times), out)
+        rows.append(bytes(out[:TIMES_BYTES]))
+    assert dict(stage_seconds(rows)) == {
+        "json_parse": [5 * 1e-9, 6 * 1e-9],
+        "encode": [7 * 1e-9],
+        "view": [9 * 1e-9],
+    }

@@ -19,13 +19,13 @@ import pytest
 
 import meshd
 from meshd.api.endpoints import ENDPOINTS
-from meshd.api.view import NEEDS_TOKENS, RoutingView, StageTimes
+from meshd.api.view import NEEDS_TOKENS, RoutingView
 from meshd.config import Settings
 from meshd.control import Manifest, Role, State
 from meshd.errors import MeshError
 from meshd.memory import Segment
 from meshd.metrics import layout as metric_cells
-from meshd.prepare.codec import HEAD_BYTES, decode_result
+from meshd.prepare.codec import HEAD_BYTES, TIMES_BYTES, decode_result, stage_seconds
 from meshd.prepare.layout import OUTCOME_REFUSED, OUTCOME_SKIPPED, OUTCOME_VIEW, Descriptor, job_word
 from meshd.prepare.stopwatch import Stopped, Stopwatch
 from meshd.prepare.tokenizer_board import Copy, Desired, Entry, TokenizerBoard
@@ -287,27 +287,32 @@ class FakeBuilder:
         return self.answer
 
 
-def run(answer: RoutingView | BaseException, view_bytes: int = 1000) -> tuple[int, Any]:
+def run(
+    answer: RoutingView | BaseException, view_bytes: int = 1000
+) -> tuple[int, Any, dict[str, list[float]]]:
     view = memoryview(bytearray(view_bytes))
     descriptor = Descriptor(1, 0, 0, 0, view_bytes, 0, job_word(CHAT.number, 3, 0), 0)
     runner = job_runner(FakeBuilder(answer))  # type: ignore[arg-type]
     outcome, length = runner(descriptor, memoryview(b"{}"), view, lambda: False)
-    return outcome, decode_result(view[:length]) if length else None
+    if not length:
+        return outcome, None, {}
+    times = bytes(view[:TIMES_BYTES])
+    return outcome, decode_result(view[:length]), dict(stage_seconds([times]))
 
 
 def test_a_view_a_refusal_and_a_stop_are_told_apart() -> None:
-    outcome, view = run(RoutingView("m"))
+    outcome, view, _ = run(RoutingView("m"))
     assert (outcome, view.model) == (OUTCOME_VIEW, "m")
-    outcome, refusal = run(MeshError("invalid_request", "messages is missing"))
+    outcome, refusal, times = run(MeshError("invalid_request", "messages is missing"))
     assert outcome == OUTCOME_REFUSED
-    assert (refusal.error.code, refusal.error.message) == ("invalid_request", "messages is missing")
-    assert refusal.stage_ns == StageTimes(json_parse=5), "the time until it refused counts too"
-    assert run(Stopped()) == (OUTCOME_SKIPPED, None)
+    assert (refusal.code, refusal.message) == ("invalid_request", "messages is missing")
+    assert times == {"json_parse": [5e-9]}, "the time until it refused counts too"
+    assert run(Stopped()) == (OUTCOME_SKIPPED, None, {})
 
 
 def test_a_view_that_does_not_fit_is_a_refusal_that_does() -> None:
-    outcome, refusal = run(RoutingView("m" * 1000), HEAD_BYTES + 60)
-    assert (outcome, refusal.error.code) == (OUTCOME_REFUSED, "invalid_request")
+    outcome, refusal, _ = run(RoutingView("m" * 1000), HEAD_BYTES + 60)
+    assert (outcome, refusal.code) == (OUTCOME_REFUSED, "invalid_request")
 
 
 def test_an_exception_is_the_workers_to_catch() -> None:
