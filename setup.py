@@ -22,6 +22,7 @@ HOT: Final = (
     "errors.py",
     "config/errors.py",  # a subclass of a compiled class has to be compiled as well
     "slab.py",
+    "strand.py",
     "director.py",
     "metrics/cells.py",
     "admission/*.py",

@@ -1,6 +1,6 @@
 """Decide: who may enter, what a body means, and where it goes. The same calls serve every front door.
 
-It moves no bytes. `wait_for_ticket` and `reserve` may wait for room, the future of `prepare` waits for a
+It moves no bytes. `wait_for_ticket` and `reserve` may wait for room, the promise of `prepare` is kept by a
 prepare worker, `place` is pure computation over shared memory. What is taken here has one release each.
 """
 
@@ -23,12 +23,13 @@ from meshd.prepare.job import Job, Result
 from meshd.routing.conditions import Conditions, Outcome
 from meshd.routing.explanation import explanation
 from meshd.routing.origins import first_available
-from meshd.routing.placement import Placement, Placer
+from meshd.routing.placement import FAN_OUT, Placement, Placer
 from meshd.routing.readiness import node_facts
 from meshd.routing.retry_budget import RetryBudget
 from meshd.routing.retry_rules import DERANK_S, RetryRules, retry_after_s
 from meshd.routing.upstream import Upstream
 from meshd.slab import BodySlab, Slot
+from meshd.strand import Promise
 
 BackPressure = Literal["deranked", "cooldown"]
 
@@ -207,18 +208,18 @@ class Director:
         """Make the prepare job of a body that is whole; `prepare` runs it."""
         return Job(endpoint.number, self._placer.needs_of(endpoint), room.slot, body_length, _ignore)
 
-    def prepare(self, job: Job) -> asyncio.Future[Result]:
-        """Submit the job; the future gives its view, or the MeshError that refuses the request.
+    def prepare(self, job: Job) -> Promise[Result]:
+        """Submit the job; the promise gives its view, or the MeshError that refuses the request.
 
         Whoever stops waiting for it calls `cancel` first. Raises MeshError when the pool takes no job.
         """
-        future: asyncio.Future[Result] = self._loop.create_future()
-        job.on_done = future.set_result
+        result = Promise[Result]()
+        job.on_done = result.set_result
         self._prepare.submit(job)
         if not self._is_flush_due:
             self._is_flush_due = True
             self._loop.call_soon(self._flush)
-        return future
+        return result
 
     def cancel(self, job: Job) -> None:
         """Forget a job whose result nobody waits for any more; harmless when it has ended."""
@@ -277,9 +278,9 @@ class Director:
         """Return the first upstream that takes requests; raise MeshError when there is none."""
         return first_available(self._placer.registry, self._conditions.is_available)
 
-    def hold(self, upstream: Upstream) -> Placement:
+    def hold(self, upstream: Upstream, policy: str = FAN_OUT, reason: str = FAN_OUT) -> Placement:
         """Count the load of an upstream that is asked without having been picked."""
-        return self._placer.hold(upstream)
+        return self._placer.hold(upstream, policy, reason)
 
     def release(self, placement: Placement) -> None:
         self._placer.release(placement)

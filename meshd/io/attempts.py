@@ -119,7 +119,8 @@ class Attempts:
             try:
                 placement = self._place()
             except SessionUnassigned as unassigned:
-                view.assigned = await assigned_upstream(io, view.session_key, unassigned.numbers)
+                asking = assigned_upstream(io, view.session_key, unassigned.numbers)
+                view.assigned = await asyncio.create_task(asking)  # it has a timeout
                 continue
             except NoneAvailable as none:
                 if await self._wait_for_upstream(none.wait_s):
@@ -314,8 +315,8 @@ class Attempts:
         if holder.leg.is_broken:
             failure = UpstreamFailure("upstream_connection_failed", "its kept answer broke", True, True)
             raise as_error(failure, kept.placement.upstream.url)
-        held = self._io.director.hold(kept.placement.upstream)
-        holder.placement = held._replace(policy=kept.placement.policy, reason=kept.placement.reason)
+        lost = kept.placement
+        holder.placement = self._io.director.hold(lost.upstream, lost.policy, lost.reason)
         return kept.response, kept.authority
 
 

@@ -2,9 +2,9 @@
 
     head → checks → ticket → body memory → body → view → placement → upstream → relay → finish
 
-`run` is one task per request. Whatever happens, `_finish` runs exactly once and gives everything back:
-load, connection, ticket, slot; its record goes to the ledger, which counts and logs it later (account.py),
-and the client's connection goes on. Two events come from outside: the client leaves (`client_gone`), and
+`run` is one strand per request (strand.py). Whatever happens, `_finish` runs exactly once and gives
+everything back: load, connection, ticket, slot; its record goes to the ledger, which counts and logs it later
+(account.py), and the client's connection goes on. Two events come from outside: the client leaves (`client_gone`), and
 timers (`check_timers`).
 """
 
@@ -44,6 +44,7 @@ from meshd.io.request_checks import (
 )
 from meshd.io.response import downstream_framing, make_relay
 from meshd.io.routes import Route, check_asking, check_reading
+from meshd.strand import Strand
 
 if TYPE_CHECKING:
     from meshd.admission.gate import Ticket
@@ -53,7 +54,7 @@ if TYPE_CHECKING:
     from meshd.routing.placement import Placement
 
 
-class Exchange:
+class Exchange(Strand):
     """One request on one client connection."""
 
     __slots__ = (
@@ -62,11 +63,11 @@ class Exchange:
         "_fan_out",
         "_head",
         "_io",
+        "_is_starting",
         "_job",
         "_prepared",
         "_relay",
         "_room",
-        "_task",
         "_ticket",
         "leg",
         "placement",
@@ -74,9 +75,11 @@ class Exchange:
     )
 
     def __init__(self, io: Services, downstream: DownstreamConnection, head: RequestHead) -> None:
+        super().__init__(io.loop)
         self._io = io
         self._downstream = downstream
         self._head = head
+        self._is_starting = True
         self._ticket: Ticket | None = None
         self._room: BodyRoom | None = None
         self._job: Job | None = None
@@ -87,7 +90,6 @@ class Exchange:
         self._relay: Relay | None = None
         self._closes = False
         self.record = Record(downstream.head_started_at)
-        self._task = io.loop.create_task(self.run())
 
     def __repr__(self) -> str:
         stages = (
@@ -98,6 +100,11 @@ class Exchange:
         )
         stage = next((name for name, part in stages if part is not None), "new")
         return f"Exchange({self._head.method} {self._head.path} {stage} {self.record.request_id})"
+
+    def start(self) -> None:
+        """Begin, within the call that brought the head."""
+        self.begin(self.run())
+        self._is_starting = False
 
     async def run(self) -> None:
         """Serve the request; returns when everything it held has been given back."""
@@ -343,7 +350,7 @@ class Exchange:
         the task is about to say so. One client in ten is as quick as that.
         """
         relay = self._relay
-        if self.record.is_client_gone or (relay is not None and relay.outcome):
+        if self.is_over or self.record.is_client_gone or (relay is not None and relay.outcome):
             return
         self.record.is_client_gone = True
         if self.leg is not None:
@@ -381,10 +388,10 @@ class Exchange:
 
     def _cancel(self) -> None:
         if self._job is not None:
-            self._io.director.cancel(self._job)  # before the task: its future takes no result any more
+            self._io.director.cancel(self._job)
         elif self._prepared is not None:
             self._prepared.cancel()
-        self._task.cancel()
+        self.cancel()
 
     # ------------------------------------------------------------------------------------------ finish
 
@@ -402,7 +409,11 @@ class Exchange:
             self._ticket.release()
         io.exchanges.discard(self)
         self._hand_in()
-        if not self.record.is_client_gone:
+        if self.record.is_client_gone:
+            return
+        if self._is_starting:  # else the requests of a pipeline would run within one another
+            io.loop.call_soon(self._downstream.finish, self._closes)
+        else:
             self._downstream.finish(self._closes)
 
     def _hand_in(self) -> None:

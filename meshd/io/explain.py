@@ -12,6 +12,7 @@ rule for routes that change something, though it changes nothing.
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -76,8 +77,8 @@ async def explain(io: Services, question: Question, view: RoutingView) -> Answer
         try:
             found: Mapping[str, Any] = io.director.explain(question.endpoint, view)
         except SessionUnassigned as unassigned:
-            numbers = unassigned.numbers
-            view.assigned = await assigned_upstream(io, view.session_key, numbers, is_rehearsed=True)
+            asking = assigned_upstream(io, view.session_key, unassigned.numbers, is_rehearsed=True)
+            view.assigned = await asyncio.create_task(asking)  # it has a timeout
             continue
         return 200, orjson.dumps(found), ()
 

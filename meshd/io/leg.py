@@ -11,6 +11,7 @@ from meshd.errors import MeshError
 from meshd.io.http1 import ResponseHead
 from meshd.io.pool import Address
 from meshd.io.upstream import UpstreamConnection, UpstreamFailure
+from meshd.strand import Promise
 
 if TYPE_CHECKING:
     from meshd.io.services import Services
@@ -86,7 +87,10 @@ class Leg:
                     raise
                 io.metrics.reuse_retries.inc()
                 self.is_reused = False
-        connection = await self._connect(address)
+        # A task, for it has timeouts. What it opens is held before it can get lost to a cancellation.
+        await asyncio.create_task(self._connect(address))
+        connection = self.connection
+        assert connection is not None
         if self._is_closed:
             connection.close()
             raise asyncio.CancelledError
@@ -96,21 +100,22 @@ class Leg:
         response = self.response = await self._start(connection, method, request, body)
         return response
 
-    async def _connect(self, address: Address) -> UpstreamConnection:
+    async def _connect(self, address: Address) -> None:
         """Open a connection within the connect timer, and within the request timer if that ends first."""
         io = self._io
         left_s = self.request_deadline - io.clock()
         if left_s > io.settings.upstream_connect_timeout_secs:
-            return await io.pool.connect(address)
+            self.connection = await io.pool.connect(address)
+            return
         try:
             async with asyncio.timeout(max(0.0, left_s)):
-                return await io.pool.connect(address)
+                self.connection = await io.pool.connect(address)
         except TimeoutError as timeout:
             raise UpstreamFailure("upstream_timeout", "request timer", False, False) from timeout
 
     def _start(
         self, connection: UpstreamConnection, method: str, request: bytes, body: Sequence[Buffer]
-    ) -> asyncio.Future[ResponseHead]:
+    ) -> Promise[ResponseHead]:
         self.connection = connection
         response = connection.start(method, request, body)
         limit_s = self._io.settings.first_byte_timeout_secs

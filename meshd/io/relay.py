@@ -12,13 +12,13 @@ that an answer cut short is never to look whole, which is all in `_fail`.
 
 from __future__ import annotations
 
-import asyncio
 from typing import Final, Protocol
 
 from meshd.api.dialects import StreamDialect, error_event
 from meshd.io.chunked import ChunkedDecoder
 from meshd.io.sse import SseRelay
 from meshd.io.upstream import UpstreamConnection, UpstreamFailure
+from meshd.strand import Promise
 
 MAX_OBSERVED_BODY_BYTES: Final = 1 << 20
 
@@ -91,7 +91,7 @@ class Relay:
         self._must_end = must_end
         self._observes_events = sse is not None and sse.is_observing
         self._sse = sse
-        self._done: asyncio.Future[str] | None = None
+        self._done: Promise[str] | None = None
         self._head = b""  # not written yet: it goes out with the first bytes of the body
         self._body: list[bytes] = []  # observed so far
         self.observes_body = observes_body
@@ -122,7 +122,7 @@ class Relay:
                 self.pause()
             else:
                 self.resume()
-            self._done = asyncio.get_running_loop().create_future()
+            self._done = Promise[str]()
             return await self._done
         return self.outcome
 
@@ -250,7 +250,7 @@ class Relay:
         if self._observes_events and self._sse is not None and not self._sse.is_observing:
             self.skipped_observation = "event_too_large"
         self.ended_at = self.ended_at or self._upstream.last_byte_at
-        if self._done is not None and not self._done.done():
+        if self._done is not None:
             self._done.set_result(outcome)
 
     def _observe(self, data: bytes) -> None:

@@ -7,7 +7,7 @@ from typing import Final
 from meshd.api.dialects import dialect_of_path, error_body
 from meshd.api.endpoints import Dialect
 from meshd.errors import MeshError
-from meshd.io.downstream import DownstreamConnection
+from meshd.io.downstream import HEAD_READ_BYTES, DownstreamConnection
 from meshd.io.exchange import Exchange
 from meshd.io.head_cache import RequestHeads
 from meshd.io.headers import error_fields, local_answer
@@ -15,7 +15,6 @@ from meshd.io.http1 import RequestHead
 from meshd.io.services import Services
 
 SCRATCH_BYTES: Final = 65536
-HEAD_READ_BYTES: Final = 16384
 _PATH_LOOK_BYTES: Final = 256
 
 
@@ -65,6 +64,8 @@ class Server:
         services = self._services
         exchange = Exchange(services, connection, head)
         services.exchanges.add(exchange)
+        connection.exchange = exchange
+        exchange.start()
         return exchange
 
     def refuse(self, connection: DownstreamConnection, error: MeshError, head: bytes) -> bytes:

@@ -6,7 +6,7 @@ States, each left exactly once per exchange:
                    │                          │
                    └────────── CLOSED ────────┘               anything else
 
-The response head resolves the future that `start` returns. Body bytes then go to the sink attached by
+The response head keeps the promise that `start` returns. Body bytes then go to the sink attached by
 `attach`; what arrives before that is kept, bounded by pausing the socket. The end of a response is
 taken from its framing alone: bytes past it close the connection and are never relayed.
 """
@@ -29,6 +29,7 @@ from meshd.io.http1 import (
     find_head_end,
     parse_response_head,
 )
+from meshd.strand import Promise
 
 MAX_INTERIM_RESPONSES: Final = 16
 MAX_UNATTACHED_BYTES: Final = 65536
@@ -126,7 +127,7 @@ class UpstreamConnection(asyncio.Protocol):
         self.idle_since = 0.0
         self.last_byte_at = 0.0
         self._is_write_paused = False
-        self._response: asyncio.Future[ResponseHead] | None = None
+        self._response: Promise[ResponseHead] | None = None
         self._reset("")
 
     def __repr__(self) -> str:
@@ -149,8 +150,8 @@ class UpstreamConnection(asyncio.Protocol):
 
     # ------------------------------------------------------------------------------- what others call
 
-    def start(self, method: str, head: bytes, body: Sequence[Buffer]) -> asyncio.Future[ResponseHead]:
-        """Write one request; the future gives the final response head or raises UpstreamFailure.
+    def start(self, method: str, head: bytes, body: Sequence[Buffer]) -> Promise[ResponseHead]:
+        """Write one request; the promise gives the final response head or raises UpstreamFailure.
 
         The buffers of ``body`` are read until ``is_sent``: their owner keeps them until then.
         """
@@ -158,13 +159,13 @@ class UpstreamConnection(asyncio.Protocol):
         self._reset(method)
         self.is_busy = True
         self.last_byte_at = self._clock()
-        self._response = self._loop.create_future()
+        response = self._response = Promise[ResponseHead]()
         # uvloop sends at once, so head and body go together: one system call, and the small copy is cheaper.
         if sum(map(len, body)) <= JOINED_BODY_BYTES:
             self.transport.write(b"".join((head, *body)))
         else:
             self.transport.writelines([head, *body])
-        return self._response
+        return response
 
     @property
     def is_sent(self) -> bool:
@@ -319,9 +320,8 @@ class UpstreamConnection(asyncio.Protocol):
             self._complete(buffer)
         elif buffer:
             self._read_body(buffer)
-        response = self._response
-        if response is not None and not response.done():
-            response.set_result(head)
+        if self._response is not None:
+            self._response.set_result(head)  # last: the exchange goes on within this call
 
     def _read_body(self, data: bytes) -> None:
         if self._chunked is not None:
