@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from meshd.io.measure import IoMetrics, error_type
+from meshd.io.measure import IoMetrics, ObservedMetrics, RoutedMetrics, error_type
 from meshd.io.sse import Usage
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ class Record:
     skipped_observation = ""
     usage: Usage | None = None
     duration: BufferedHistogram | None = None  # of mesh_http_request_duration_seconds
-    routed: BufferedHistogram | None = None  # of mesh_router_request_duration_seconds
+    routed: RoutedMetrics | None = None  # of its model and endpoint
     client = ""
     head: RequestHead | None = None
     relay: Relay | None = None
@@ -133,7 +133,7 @@ class Ledger:
         if not record.endpoint:
             return
         if record.routed is not None:
-            record.routed.observe(total_s)
+            record.routed.duration.observe(total_s)
         if record.outcome != "completed":
             metrics.router_error(record.model_label, record.endpoint, record.outcome)
         if record.upstream:
@@ -146,28 +146,8 @@ class Ledger:
             if relay.failure is not None:
                 metrics.stream_failure(record.endpoint, _stream_failure(relay.failure))
                 metrics.attempt_failed("body")
-            if 200 <= record.status < 300:
-                self._count_output(record, relay)
-
-    def _count_output(self, record: Record, relay: Relay) -> None:
-        observed = self._metrics.observed(record.model_label, record.endpoint)
-        generation_s = (relay.ended_at or record.finished_at) - record.started_at
-        if record.outcome in ("completed", "backend_error"):
-            observed.generation.observe(generation_s)
-        usage = relay.usage
-        if relay.usage_body:
-            usage = Usage.of_body(relay.usage_body, record.is_messages)
-        record.usage = usage
-        output = 0
-        if usage is not None and usage.is_known:
-            output = usage.output_tokens
-            observed.input_tokens.inc(usage.input_tokens)
-            observed.output_tokens.inc(output)
-        if relay.first_token_at:
-            ttft_s = relay.first_token_at - record.started_at
-            observed.ttft.observe(ttft_s)
-            if output > 1 and record.outcome == "completed":
-                observed.tpot.observe((generation_s - ttft_s) / (output - 1))
+            if 200 <= record.status < 300 and record.routed is not None:
+                _count_output(record, relay, record.routed.observed)
 
     def _count_stages(self, records: list[Record]) -> None:
         """Stages by column: a list comprehension costs a fifth of a call for each value."""
@@ -181,6 +161,26 @@ class Ledger:
         metrics.stage_upstream_head.extend([r.head_at - r.placed_at for r in headed])
         metrics.stage_relay.extend([r.finished_at - r.head_at for r in headed])
         metrics.overhead.extend([r.job_run_s + r.placed_at - r.prepared_at - r.waited_s for r in headed])
+
+
+def _count_output(record: Record, relay: Relay, observed: ObservedMetrics) -> None:
+    generation_s = (relay.ended_at or record.finished_at) - record.started_at
+    if record.outcome in ("completed", "backend_error"):
+        observed.generation.observe(generation_s)
+    usage = relay.usage
+    if relay.usage_body:
+        usage = Usage.of_body(relay.usage_body, record.is_messages)
+    record.usage = usage
+    output = 0
+    if usage is not None and usage.is_known:
+        output = usage.output_tokens
+        observed.input_tokens.inc(usage.input_tokens)
+        observed.output_tokens.inc(output)
+    if relay.first_token_at:
+        ttft_s = relay.first_token_at - record.started_at
+        observed.ttft.observe(ttft_s)
+        if output > 1 and record.outcome == "completed":
+            observed.tpot.observe((generation_s - ttft_s) / (output - 1))
 
 
 def _stream_failure(failure: UpstreamFailure) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from typing import Final, TypeVar
 
 from meshd.metrics.catalog import INFLIGHT_AGES, METHOD
-from meshd.metrics.cells import BufferedHistogram, Counter, MetricRow
+from meshd.metrics.cells import BufferedCounter, BufferedHistogram, MetricRow
 from meshd.metrics.family import OTHER
 
 MAX_KEPT: Final = 4096
@@ -48,7 +48,7 @@ class IoMetrics:
         self.accept_errors = row.counter("mesh_http_accept_errors_total")
         self.malformed = row.counter("mesh_http_malformed_requests_total")
         self.disconnects = row.counter("mesh_http_client_disconnects_total")
-        self.tickets_granted = row.counter("mesh_http_rate_limit_total", result="allowed")
+        self.tickets_granted = row.buffered_counter("mesh_http_rate_limit_total", result="allowed")
         self.tickets_refused = row.counter("mesh_http_rate_limit_total", result="rejected")
         self.admission_wait = row.buffered_histogram("mesh_admission_wait_seconds")
         self.tickets_held = row.gauge("mesh_admission_held")
@@ -76,46 +76,50 @@ class IoMetrics:
             for age in INFLIGHT_AGES.split()
         ]
         self.flush = row.flush
-        self._requests: dict[tuple[str, str], tuple[Counter, BufferedHistogram]] = {}
-        self._responses: dict[tuple[int, str], Counter] = {}
-        self._upstream_responses: dict[int, Counter] = {}
-        self._routed: dict[tuple[str, str, bool], tuple[Counter, BufferedHistogram]] = {}
-        self._observed: dict[tuple[str, str], ObservedMetrics] = {}
-        self._leg_outcomes: dict[tuple[str, str], Counter] = {}
+        self._requests: dict[str, dict[str, RequestMetrics]] = {}  # by path and method
+        self._relayed: dict[int, BufferedCounter] = {}  # by status
+        self._answers: dict[tuple[int, str], BufferedCounter] = {}
+        self._upstream_responses: dict[int, BufferedCounter] = {}
+        self._routed: dict[str, dict[str, RoutedMetrics]] = {}  # by endpoint and model
+        self._leg_outcomes: dict[str, dict[str, BufferedCounter]] = {}  # by upstream and outcome
         self._backoffs: dict[int, BufferedHistogram] = {}
-        self._decisions: dict[tuple[str, str], Counter] = {}
+        self._decisions: dict[tuple[str, str], BufferedCounter] = {}
         self.index_evictions = row.counter("mesh_prefix_index_evictions_total")
-        self._selections: dict[tuple[str, str], Counter] = {}
+        self._selections: dict[tuple[str, str], BufferedCounter] = {}
 
     # ------------------------------------------------------------------------------- HTTP and router
 
     def request(self, path: str, method: str) -> BufferedHistogram:
         """Count a head; the histogram takes the duration of its response."""
-        handles = self._requests.get((path, method))
-        if handles is None and method not in _METHODS:
-            method = OTHER  # a stranger may choose any name, and must not be remembered for it
-            handles = self._requests.get((path, method))
+        by_method = self._requests.get(path)
+        if by_method is None:
+            by_method = self._requests[path] = {}
+        handles = by_method.get(method)
         if handles is None:
-            labels = {"path": path, "method": method}
-            handles = self._requests[(path, method)] = (
-                self._row.counter("mesh_http_requests_total", **labels),
-                self._row.buffered_histogram("mesh_http_request_duration_seconds", **labels),
-            )
-        handles[0].inc()
-        return handles[1]
+            if method not in _METHODS:
+                method = OTHER  # a stranger may choose any name, and must not be remembered for it
+            handles = by_method.get(method) or RequestMetrics(self._row, path, method)
+            by_method[method] = handles
+        handles.heads.inc()
+        return handles.duration
 
     def response(self, status: int, code: str) -> None:
-        counter = self._responses.get((status, code))
+        """Count the head of an answer; ``code``: empty for one of an upstream."""
+        counter = self._answers.get((status, code)) if code else self._relayed.get(status)
         if counter is None:
-            counter = self._responses[(status, code)] = self._row.counter(
+            counter = self._row.buffered_counter(
                 "mesh_http_responses_total", status_code=str(status), error_code=code
             )
+            if code:
+                self._answers[(status, code)] = counter
+            else:
+                self._relayed[status] = counter
         counter.inc()
 
     def upstream_response(self, status: int) -> None:
         counter = self._upstream_responses.get(status)
         if counter is None:
-            counter = self._upstream_responses[status] = self._row.counter(
+            counter = self._upstream_responses[status] = self._row.buffered_counter(
                 "mesh_router_upstream_responses_total", status_code=str(status), error_code="", **_ROUTER
             )
         counter.inc()
@@ -126,20 +130,17 @@ class IoMetrics:
         for limit_s, gauge in self._inflight_ages:
             gauge.set(bisect_right(ages, limit_s))
 
-    def routed(self, model: str, endpoint: str, is_streaming: bool) -> BufferedHistogram:
-        """Count a request whose view was delivered; the histogram takes its duration."""
-        key = (model, endpoint, is_streaming)
-        handles = self._routed.get(key)
-        if handles is None:
-            labels = {"connection_mode": "http", "model": model, "endpoint": endpoint, **_TARGET}
-            streaming = "true" if is_streaming else "false"
-            handles = (
-                self._row.counter("mesh_router_requests_total", streaming=streaming, **labels),
-                self._row.buffered_histogram("mesh_router_request_duration_seconds", **labels),
-            )
-            _keep(self._routed, key, handles)
-        handles[0].inc()
-        return handles[1]
+    def routed(self, model: str, endpoint: str, is_streaming: bool) -> RoutedMetrics:
+        """Count a request whose view was delivered; what is returned takes what is learnt of it later."""
+        by_model = self._routed.get(endpoint)
+        if by_model is None:
+            by_model = self._routed[endpoint] = {}
+        metrics = by_model.get(model)
+        if metrics is None:
+            metrics = RoutedMetrics(self._row, model, endpoint)
+            _keep(by_model, model, metrics)
+        metrics.count(is_streaming)
+        return metrics
 
     def router_error(self, model: str, endpoint: str, kind: str) -> None:
         self._row.counter(
@@ -150,13 +151,6 @@ class IoMetrics:
             error_type=kind,
             **_TARGET,
         ).inc()
-
-    def observed(self, model: str, endpoint: str) -> ObservedMetrics:
-        found = self._observed.get((model, endpoint))
-        if found is None:
-            found = ObservedMetrics(self._row, model, endpoint)
-            _keep(self._observed, (model, endpoint), found)
-        return found
 
     def observation_skipped(self, reason: str) -> None:
         self._row.counter("mesh_observation_skipped_total", reason=reason).inc()
@@ -173,13 +167,15 @@ class IoMetrics:
 
     def leg_ended(self, upstream: str, outcome: str) -> None:
         """Count an exchange with an upstream; one without an outcome is neutral."""
-        key = (upstream, outcome)
-        counter = self._leg_outcomes.get(key)
+        by_outcome = self._leg_outcomes.get(upstream)
+        if by_outcome is None:
+            by_outcome = {}
+            _keep(self._leg_outcomes, upstream, by_outcome)
+        counter = by_outcome.get(outcome)
         if counter is None:
-            counter = self._row.counter(
+            counter = by_outcome[outcome] = self._row.buffered_counter(
                 "mesh_worker_cb_outcomes_total", worker=upstream, outcome=outcome or "neutral"
             )
-            _keep(self._leg_outcomes, key, counter)
         counter.inc()
 
     def backpressure(self, upstream: str, kind: str) -> None:
@@ -204,14 +200,15 @@ class IoMetrics:
 
     # ------------------------------------------------------------------------- what the placer counts
 
-    def selected(self, upstream: object, model: str, policy: str) -> None:
+    def selections(self, model: str, policy: str) -> BufferedCounter:
+        """Return the counter of placements of a model by a policy."""
         counter = self._selections.get((model, policy))
         if counter is None:
-            counter = self._row.counter(
+            counter = self._row.buffered_counter(
                 "mesh_worker_selection_total", model=model or "unknown", policy=policy, **_ATTEMPT
             )
             _keep(self._selections, (model, policy), counter)
-        counter.inc()
+        return counter
 
     def decided(self, policy: str, reason: str) -> None:
         """Count a decision of a policy whose branches are counted."""
@@ -219,9 +216,9 @@ class IoMetrics:
         if counter is None:
             if policy == "cache_aware":
                 decision = reason.removeprefix("cache_")
-                counter = self._row.counter("mesh_cache_aware_decisions_total", decision=decision)
+                counter = self._row.buffered_counter("mesh_cache_aware_decisions_total", decision=decision)
             else:
-                counter = self._row.counter("mesh_prefix_hash_policy_branch_total", branch=reason)
+                counter = self._row.buffered_counter("mesh_prefix_hash_policy_branch_total", branch=reason)
             self._decisions[policy, reason] = counter
         counter.inc()
 
@@ -236,18 +233,67 @@ def _keep(handles: dict[K, V], key: K, handle: V) -> None:
     handles[key] = handle
 
 
+class RequestMetrics:
+    """What is counted of the requests for one path with one method."""
+
+    __slots__ = ("duration", "heads")
+
+    def __init__(self, row: MetricRow, path: str, method: str) -> None:
+        self.heads = row.counter("mesh_http_requests_total", path=path, method=method)
+        self.duration = row.buffered_histogram("mesh_http_request_duration_seconds", path=path, method=method)
+
+
+class RoutedMetrics:
+    """What is counted of the requests for one model on one endpoint; series appear when there is a value."""
+
+    __slots__ = ("_labels", "_observed", "_row", "_streams", "_whole", "duration")
+
+    def __init__(self, row: MetricRow, model: str, endpoint: str) -> None:
+        self._row = row
+        self._labels = {"model": model, "endpoint": endpoint, **_TARGET}
+        self._streams: BufferedCounter | None = None
+        self._whole: BufferedCounter | None = None  # answers that are not streamed
+        self._observed: ObservedMetrics | None = None
+        self.duration = row.buffered_histogram(
+            "mesh_router_request_duration_seconds", connection_mode="http", **self._labels
+        )
+
+    def count(self, is_streaming: bool) -> None:
+        """Count one that was routed."""
+        counter = self._streams if is_streaming else self._whole
+        if counter is None:
+            counter = self._row.buffered_counter(
+                "mesh_router_requests_total",
+                connection_mode="http",
+                streaming="true" if is_streaming else "false",
+                **self._labels,
+            )
+            if is_streaming:
+                self._streams = counter
+            else:
+                self._whole = counter
+        counter.inc()
+
+    @property
+    def observed(self) -> ObservedMetrics:
+        """What is learnt from their responses."""
+        observed = self._observed
+        if observed is None:
+            observed = self._observed = ObservedMetrics(self._row, self._labels)
+        return observed
+
+
 class ObservedMetrics:
     """What is learnt from the responses of one model on one endpoint."""
 
     __slots__ = ("generation", "input_tokens", "output_tokens", "tpot", "ttft")
 
-    def __init__(self, row: MetricRow, model: str, endpoint: str) -> None:
-        labels = {"model": model, "endpoint": endpoint, **_TARGET}
+    def __init__(self, row: MetricRow, labels: dict[str, str]) -> None:
         self.ttft = row.buffered_histogram("mesh_router_ttft_seconds", **labels)
         self.tpot = row.buffered_histogram("mesh_router_tpot_seconds", **labels)
         self.generation = row.buffered_histogram("mesh_router_generation_duration_seconds", **labels)
-        self.input_tokens = row.counter("mesh_router_tokens_total", token_type="input", **labels)
-        self.output_tokens = row.counter("mesh_router_tokens_total", token_type="output", **labels)
+        self.input_tokens = row.buffered_counter("mesh_router_tokens_total", token_type="input", **labels)
+        self.output_tokens = row.buffered_counter("mesh_router_tokens_total", token_type="output", **labels)
 
 
 class PrepareCounters:

@@ -185,6 +185,7 @@ class IoProcess:
         self._listener.check()
         self.pool.sweep()
         self.services.ledger.settle()
+        self.prepare.count_stages()
         if self.log.waiting:
             self.log.flush()
         self.metrics.flush()

@@ -20,13 +20,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection
-from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple, Protocol
 
 from meshd.api.dialects import cut_name
 from meshd.api.endpoints import ENDPOINTS, Endpoint
 from meshd.api.view import NEEDS_RANK_FREE, NEEDS_SESSION, RoutingView
 from meshd.errors import MeshError
+from meshd.metrics.cells import BufferedCounter
 from meshd.routing.availability import CALM, Availability, NoneAvailable
 from meshd.routing.conditions import Conditions, Outcome, Trouble
 from meshd.routing.load import LoadTable
@@ -35,7 +35,7 @@ from meshd.routing.policies.dp_sticky import UNASSIGNED
 from meshd.routing.policies.table import PolicyTable
 from meshd.routing.policy import Candidates, Pick, Policy
 from meshd.routing.policy_choice import PolicyChoice
-from meshd.routing.registry import Registry
+from meshd.routing.registry import Registry, RegistryBoard
 from meshd.routing.upstream import Upstream, is_available
 
 _MAX_KEPT: Final = 4096
@@ -50,19 +50,25 @@ COOLING_DOWN: Final = "cooling_down"
 Topology = Literal["regular", "pd"]
 
 
-class Placement(NamedTuple):
+class Placement:
     """One attempt's upstream, counted in its load until ``Placer.release``.
 
-    ``reason``: ``policy:<name>`` or the branch of the policy. ``number``: its serial in this process.
-    ``is_trial``: it is the one request that a half-open breaker lets through.
-    A named tuple because it is immutable at a third of a frozen dataclass's 1 µs.
+    ``reason``: ``policy:<name>`` or the branch of the policy. ``is_trial``: it is the one request that a
+    half-open breaker lets through; the placer's ``_is_tried``: and has not told how that went.
     """
 
-    upstream: Upstream
-    policy: str
-    reason: str
-    number: int
-    is_trial: bool = False
+    __slots__ = ("_is_held", "_is_tried", "is_trial", "policy", "reason", "upstream")
+
+    def __init__(self, upstream: Upstream, policy: str, reason: str, is_trial: bool = False) -> None:
+        self.upstream = upstream
+        self.policy = policy
+        self.reason = reason
+        self.is_trial = is_trial
+        self._is_tried = is_trial
+        self._is_held = True
+
+    def __repr__(self) -> str:
+        return f"Placement({self.upstream.url} {self.reason})"
 
 
 class Rehearsal(NamedTuple):
@@ -86,18 +92,10 @@ class SessionUnassigned(Exception):
         self.numbers = numbers
 
 
-class RegistrySource(Protocol):
-    """Where generations come from: ``RegistryBoard``."""
-
-    def generation(self) -> int: ...
-
-    def read(self) -> Registry: ...
-
-
 class PlacementMetrics(Protocol):
     """What placement counts. ``model`` is already the bounded label value."""
 
-    def selected(self, upstream: Upstream, model: str, policy: str) -> None: ...
+    def selections(self, model: str, policy: str) -> BufferedCounter: ...
 
     def decided(self, policy: str, reason: str) -> None: ...
 
@@ -107,21 +105,38 @@ class PlacementMetrics(Protocol):
 class _Unheard:
     """Takes what a rehearsal would count."""
 
-    def selected(self, upstream: Upstream, model: str, policy: str) -> None: ...
+    def __init__(self, metrics: PlacementMetrics) -> None:
+        self._metrics = metrics
+
+    def selections(self, model: str, policy: str) -> BufferedCounter:
+        return self._metrics.selections(model, policy)
 
     def decided(self, policy: str, reason: str) -> None: ...
 
     def fallback(self, policy: str, reason: str) -> None: ...
 
 
-@dataclass(frozen=True, slots=True)
 class _Route:
-    """``is_state_split``: stored state may lie on an upstream other than the one picked."""
+    """What placements on one endpoint for one model have in common; of the policy, what each of them asks.
 
-    candidates: Candidates
-    policy: Policy
-    model_label: str
-    is_state_split: bool
+    ``is_state_split``: stored state may lie on an upstream other than the one picked. ``only``: the pick
+    where there is no choice, ``None`` where there is one.
+    """
+
+    __slots__ = ("candidates", "has_branches", "is_state_split", "only", "policy", "policy_name", "recorder",
+                 "selections")  # fmt: skip
+
+    def __init__(
+        self, candidates: Candidates, policy: Policy, selections: BufferedCounter, is_state_split: bool
+    ) -> None:
+        self.candidates = candidates
+        self.policy = policy
+        self.policy_name = policy.name
+        self.has_branches = policy.has_branches
+        self.recorder = policy.recorder
+        self.only = _only(candidates, policy)
+        self.selections = selections
+        self.is_state_split = is_state_split
 
 
 class Placer:
@@ -129,7 +144,7 @@ class Placer:
 
     def __init__(
         self,
-        source: RegistrySource,
+        source: RegistryBoard,
         loads: LoadTable,
         policies: PolicyTable,
         default_policy: str,
@@ -144,13 +159,11 @@ class Placer:
         self._metrics = metrics
         self._topology = topology
         self._ranked: frozenset[int] = frozenset()
-        self._routes: dict[tuple[int, str], _Route] = {}
+        self._routes: dict[int, dict[str, _Route]] = {}  # by endpoint number and model
         self._conditions = conditions
         self._availability = Availability(conditions)
-        self._trials: set[int] = set()
         self._ids: dict[int, str] = {}  # whose each number was, as far as this process has seen
-        self._open: set[int] = set()
-        self._placed = 0
+        self._held = 0
         self._registry = Registry(0, ())
         self._adopt(source.read())
 
@@ -184,8 +197,7 @@ class Placer:
         Raises the ``MeshError`` of the first step that leaves nothing, and ``SessionUnassigned`` if the
         controller has to assign a session first. The caller owes one ``release``.
         """
-        self._refresh()
-        route = self._routes.get((endpoint.number, view.model)) or self._route(endpoint, view.model)
+        route = self._route(endpoint, view.model)
         if view.has_state and route.is_state_split:
             raise _state_is_split()
         trouble = self._conditions.trouble()
@@ -195,26 +207,22 @@ class Placer:
             pick = self._pick(route, candidates, view, self._metrics)
         else:
             pick, is_trial = self._pick_in_trouble(route, endpoint, view, trouble, tried)
-        upstream, policy = pick.upstream, route.policy.name
+        upstream = pick.upstream
         if upstream is None:
             raise _none_picked()
         self._loads.add(upstream.number)
-        self._placed = number = self._placed + 1
-        self._open.add(number)
-        if is_trial:
-            self._trials.add(number)
-        if route.policy.recorder is not None:
-            route.policy.recorder.record(upstream, view)
-        self._metrics.selected(upstream, route.model_label, policy)
-        return Placement(upstream, policy, pick.reason, number, is_trial)
+        self._held += 1
+        if route.recorder is not None:
+            route.recorder.record(upstream, view)
+        route.selections.inc()
+        return Placement(upstream, route.policy_name, pick.reason, is_trial)
 
     def rehearse(self, endpoint: Endpoint, view: RoutingView, max_wait_s: float) -> Rehearsal:
         """Return what ``place`` would do now, and leave no trace: nothing is counted, noted or begun.
 
         Raises what ``place`` would, but for a cool-down of at most ``max_wait_s``, which requests wait for.
         """
-        self._refresh()
-        route = self._routes.get((endpoint.number, view.model)) or self._route(endpoint, view.model)
+        route = self._route(endpoint, view.model)
         if view.has_state and route.is_state_split:
             raise _state_is_split()
         candidates, trouble = route.candidates, self._conditions.trouble()
@@ -223,7 +231,7 @@ class Placer:
         rotation = route.policy.rotation
         turn = 0 if rotation is None else rotation.turn
         try:
-            pick = self._pick(route, candidates, view, _Unheard())
+            pick = self._pick(route, candidates, view, _Unheard(self._metrics))
             if pick.upstream is None:
                 raise _none_picked()
         except NoneAvailable as none:
@@ -238,9 +246,8 @@ class Placer:
 
     def ready_in_s(self, endpoint: Endpoint, view: RoutingView) -> float:
         """Return 0 if a request could be placed now, else what ``NoneAvailable.wait_s`` would be."""
-        self._refresh()
         try:
-            route = self._routes.get((endpoint.number, view.model)) or self._route(endpoint, view.model)
+            route = self._route(endpoint, view.model)
         except MeshError:
             return math.inf
         return self._availability.wait_s(route.candidates, self._conditions.trouble() or CALM)
@@ -253,22 +260,21 @@ class Placer:
         self._refresh()
         return origins_of(self._registry, endpoint)
 
-    def hold(self, upstream: Upstream) -> Placement:
+    def hold(self, upstream: Upstream, policy: str = FAN_OUT, reason: str = FAN_OUT) -> Placement:
         """Count the load of an upstream that is asked, not picked; the caller owes one ``release``."""
         self._loads.add(upstream.number)
-        self._placed = number = self._placed + 1
-        self._open.add(number)
-        return Placement(upstream, FAN_OUT, FAN_OUT, number)
+        self._held += 1
+        return Placement(upstream, policy, reason)
 
     def release(self, placement: Placement) -> None:
         """Give the load of ``placement`` back; ``RuntimeError`` if it was given back before."""
-        try:
-            self._open.remove(placement.number)
-        except KeyError:
-            raise RuntimeError(f"{placement} was released twice") from None
+        if not placement._is_held:
+            raise RuntimeError(f"{placement} was released twice")
+        placement._is_held = False
+        self._held -= 1
         self._loads.release(placement.upstream.number)
-        if self._trials and placement.number in self._trials:  # it ended without an outcome
-            self._trials.remove(placement.number)
+        if placement._is_tried:  # it ended without an outcome
+            placement._is_tried = False
             self._conditions.end_trial(placement.upstream.number, "neutral")
 
     def report(self, placement: Placement, outcome: Outcome, began_s: float, ended_s: float) -> bool:
@@ -277,8 +283,8 @@ class Placer:
         ``began_s``: when it was placed. False if a failure is lost: the controller has not listened for long.
         """
         number = placement.upstream.number
-        if self._trials and placement.number in self._trials:
-            self._trials.remove(placement.number)
+        if placement._is_tried:
+            placement._is_tried = False
             self._conditions.end_trial(number, outcome)
         elif outcome == "failure":
             return self._conditions.failed(number, began_s, ended_s)
@@ -310,15 +316,18 @@ class Placer:
     def _pick(
         self, route: _Route, candidates: Candidates, view: RoutingView, metrics: PlacementMetrics
     ) -> Pick:
+        if route.only is not None and candidates is route.candidates:
+            return route.only
         policy = route.policy
-        if len(candidates) == 1 and not policy.always_picks:
-            return Pick(candidates.upstreams[0], f"policy:{policy.name}")
+        pick = _only(candidates, policy) if len(candidates.upstreams) == 1 else None
+        if pick is not None:
+            return pick
         pick = policy.pick(candidates, view, self._loads)
-        if policy.has_branches and not pick.reason.startswith("policy:"):  # that is no branch
-            metrics.decided(policy.name, pick.reason)
+        if route.has_branches and not pick.reason.startswith("policy:"):  # that is no branch
+            metrics.decided(route.policy_name, pick.reason)
         if pick.fallback:
-            metrics.fallback(policy.name, pick.fallback)
-        if not candidates:
+            metrics.fallback(route.policy_name, pick.fallback)
+        if not candidates.upstreams:
             raise self._availability.none_of(route.candidates)
         if pick.reason == UNASSIGNED:
             raise SessionUnassigned(candidates.numbers)
@@ -346,21 +355,30 @@ class Placer:
             trouble = self._conditions.trouble() or CALM  # its breaker may have closed just now
 
     def _route(self, endpoint: Endpoint, model: str) -> _Route:
+        """Return the route of the newest generation. Raises ``MeshError`` if there is none."""
+        self._refresh()
+        by_model = self._routes.get(endpoint.number)
+        route = None if by_model is None else by_model.get(model)
+        return self._new_route(endpoint, model) if route is None else route
+
+    def _new_route(self, endpoint: Endpoint, model: str) -> _Route:
         if self._topology == "pd" and not endpoint.is_served_in_pd:
             raise MeshError("unsupported_api_topology", "Prefill and decode servers do not offer this API.")
         known = self._known(model)
         able = tuple(upstream for upstream in known if upstream.is_able(endpoint.capability))
         if not able:
             raise MeshError("unsupported_api", "No server of this model offers this API.")
+        policy = self._policies.policy(endpoint, model, known)
         route = _Route(
             Candidates(filter(is_available, able), self._registry),
-            self._policies.policy(endpoint, model, known),
-            self.label_of(model),
+            policy,
+            self._metrics.selections(self.label_of(model), policy.name),
             _is_state_split(able),
         )
-        if len(self._routes) >= _MAX_KEPT:
-            self._routes.clear()
-        self._routes[endpoint.number, model] = route
+        by_model = self._routes.setdefault(endpoint.number, {})
+        if len(by_model) >= _MAX_KEPT:
+            by_model.clear()
+        by_model[model] = route
         return route
 
     def _known(self, model: str) -> tuple[Upstream, ...]:
@@ -378,7 +396,14 @@ class Placer:
         return model if self._registry.lists_model(model) else "other"
 
     def __repr__(self) -> str:
-        return f"Placer(generation={self._registry.generation}, open={len(self._open)})"
+        return f"Placer(generation={self._registry.generation}, held={self._held})"
+
+
+def _only(candidates: Candidates, policy: Policy) -> Pick | None:
+    """Return the pick of a policy that has no choice."""
+    if len(candidates) != 1 or policy.always_picks:
+        return None
+    return Pick(candidates.upstreams[0], f"policy:{policy.name}")
 
 
 def _is_state_split(able: tuple[Upstream, ...]) -> bool:

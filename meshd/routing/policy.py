@@ -7,7 +7,7 @@ back, a pick has left no trace. It reads loads and never counts them: counting i
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from meshd.api.view import RoutingView
 from meshd.routing.policies.rotation import Rotation
@@ -16,16 +16,23 @@ from meshd.routing.ring_hash import HashRing
 from meshd.routing.upstream import Upstream
 
 
-class Pick(NamedTuple):
+class Pick:
     """What a policy decided.
 
     ``upstream``: ``None`` if it picks none. ``reason``: ``policy:<name>``, or the name of the branch it
     took. ``fallback``: why it could not use its input, empty if it could; a closed list (metrics).
     """
 
-    upstream: Upstream | None
-    reason: str
-    fallback: str = ""
+    __slots__ = ("fallback", "reason", "upstream")
+
+    def __init__(self, upstream: Upstream | None, reason: str, fallback: str = "") -> None:
+        self.upstream = upstream
+        self.reason = reason
+        self.fallback = fallback
+
+    def __repr__(self) -> str:
+        url = None if self.upstream is None else self.upstream.url
+        return f"Pick({url} {self.reason} {self.fallback})"
 
 
 class Candidates:

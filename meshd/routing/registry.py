@@ -94,12 +94,13 @@ class RegistryBoard:
 
     def __init__(self, segment: Segment) -> None:
         self._publication = publication = Publication(segment)
-        self._words, self._generation_word = publication.words, publication.generation_word
+        self._words: memoryview[int] = publication.words
+        self._generation_word = publication.generation_word
         self._latest = Registry(0, ())
 
     def generation(self) -> int:
         """Return the number of the generation in force; one load, for every placement."""
-        return int(self._words[self._generation_word])
+        return self._words[self._generation_word]
 
     def publish(
         self, upstreams: Sequence[Upstream], cut: Sequence[str] = (), memo: Mapping[str, Any] | None = None

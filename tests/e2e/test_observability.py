@@ -228,6 +228,7 @@ def leave(node: Node) -> None:
 def test_after_1000_requests_that_ended_in_every_way_sums_agree_and_every_gauge_is_0(shared):
     node = shared
     names = ("mesh_http_requests_total", "mesh_http_responses_total", "mesh_http_client_disconnects_total")
+    node.settle()
     before = [node.metric(name) for name in names]
     with ThreadPoolExecutor(20) as pool:
         left = sum(pool.map(lambda n: send_mixed(node, range(50 * n, 50 * n + 50)), range(20)))
@@ -307,6 +308,7 @@ def test_first_token_usage_and_outcome_are_recorded_once_for_a_request_of_three_
         "mesh_router_request_errors_total",
         "mesh_worker_retries_total",
     )
+    scripted.settle()
     before = {name: scripted.metric(name) for name in names}
     tokens = {
         kind: scripted.metric("mesh_router_tokens_total", token_type=kind) for kind in ("input", "output")

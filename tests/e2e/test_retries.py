@@ -83,6 +83,7 @@ def test_retry_sends_the_same_id_and_bytes_with_the_key_of_its_upstream(node, fl
 
 
 def test_success_after_failures_is_one_request_in_the_records(node, fleet):
+    node.settle()
     retries = node.metric("mesh_worker_retries_total", endpoint="chat")
     requests = node.metric("mesh_router_requests_total")
     usage = b'{"usage":{"prompt_tokens":3,"completion_tokens":4}}'
@@ -97,6 +98,7 @@ def test_success_after_failures_is_one_request_in_the_records(node, fleet):
     wait_until(lines, "no access line")
     (line,) = lines()
     assert (line["attempts"], line["outcome"], line["output_tokens"]) == (visited, "completed", 4)
+    node.settle()
     assert node.metric("mesh_worker_retries_total", endpoint="chat") == retries + visited - 1
     assert node.metric("mesh_router_requests_total") == requests + 1
 

@@ -347,9 +347,11 @@ def test_explanation_changes_nothing(node: Node, policy: str) -> None:
     with front_doors(node) as doors:
         ask(doors[0], chat(prose(random.Random(9), 60)), headers={"x-session-id": "explained-1"})
         wait_until(lambda: not node.held(), "the request has not ended")
+        node.settle()
         before = state()
         first = [told(doors[0], request) for request in requests_to_explain()]
         assert [told(doors[0], request) for request in requests_to_explain()] == first
+        node.settle()
         assert state() == before
 
 

@@ -231,7 +231,7 @@ def test_successor_of_a_killed_io_process_keeps_its_hands_off_what_is_being_writ
 
 
 def test_these_endpoints_are_counted_as_other(node):
-    at_rest(node)
+    node.settle()
     labels = {"endpoint": "other", "model": "unknown", "streaming": "false"}
     before = node.metric("mesh_router_requests_total", **labels)
     decoded = node.metric("mesh_prepare_stage_seconds_count", stage="decode")
@@ -248,6 +248,7 @@ def test_these_endpoints_are_counted_as_other(node):
         lambda: node.metric("mesh_prepare_stage_seconds_count", stage="json_parse") == parsed + 3,
         "the stages of a refusal count too",
     )
+    node.settle()
     assert node.metric("mesh_prepare_stage_seconds_count", stage="decode") == decoded + 1
     assert node.metric("mesh_prepare_rejections_total", reason="invalid_request") == refused + 1
     assert node.metric("mesh_http_rate_limit_total", result="allowed") == tickets + 3

@@ -102,6 +102,7 @@ def check_no_client_sees(upstream: RawUpstream, pauses: list[list[float]], *flag
 
         with ThreadPoolExecutor(len(pauses)) as pool:
             assert [status for got in pool.map(play_client, pauses) for status in got] == [200] * 1000
+        node.settle()
         assert node.metric("mesh_http_responses_total", status_code="200", error_code="") >= 1000
         assert len(flags) < upstream.connections - before < 900  # many were closed, and many used again
         wait_until(lambda: node.metric(OPEN) == upstream.open_connections == 0, "one is left open")

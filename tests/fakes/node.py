@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from meshd.control import BOARD_KIND, ProcessBoard
+from meshd.control import BOARD_KIND, ProcessBoard, Role
 
 START_SECS = 60.0
 HELD = (
@@ -150,6 +150,16 @@ class Node:
             for (sample, pairs), value in self.metrics().items()
             if sample == name and labels.items() <= dict(pairs).items()
         )
+
+    def settle(self) -> None:
+        """Wait until what I/O processes have counted so far is in the metrics: each has had a whole tick."""
+        rows = [row for row in self.board().rows() if row.role is Role.IO and row.is_alive]
+        for _ in range(2):  # the first beat begins the tick, the second shows that it has ended
+            beats = [(row, row.pid, row.heartbeat_ns) for row in rows]
+            wait_until(
+                lambda: not any((row.pid, row.heartbeat_ns) == (pid, beat) for row, pid, beat in beats),  # noqa: B023
+                "an I/O process does not tick",
+            )
 
     def held(self) -> dict[str, float]:
         """Return the gauges of load, tickets, body memory and jobs that are not 0; empty at rest."""

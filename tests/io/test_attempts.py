@@ -22,7 +22,7 @@ from meshd.io.http1 import parse_request_head
 from meshd.io.pool import UpstreamPool
 from meshd.io.upstream import UpstreamFailure
 from meshd.routing.availability import NoneAvailable
-from meshd.routing.placement import FAN_OUT, Placement
+from meshd.routing.placement import Placement
 from meshd.routing.retry_rules import RetryRules
 from meshd.routing.upstream import Upstream
 
@@ -114,11 +114,11 @@ class Scene:
             raise NoneAvailable(step, math.inf)
         assert self.placement is None, "the load of the failed attempt is still held"
         self.events.append(("place", step, tried))
-        return Placement(self.upstreams[step], "p", "policy:p", len(self.events))
+        return Placement(self.upstreams[step], "p", "policy:p")
 
-    def hold(self, upstream: Upstream) -> Placement:
+    def hold(self, upstream: Upstream, policy: str, reason: str) -> Placement:
         self.events.append(("hold", upstream.number))
-        return Placement(upstream, FAN_OUT, FAN_OUT, 0)
+        return Placement(upstream, policy, reason)
 
     def release(self, placement: Placement) -> None:
         self.events.append(("release", placement.upstream.number))

@@ -91,7 +91,7 @@ class Scene:
     def hold(self, upstream: Upstream) -> Placement:
         self.held[upstream.base_url] += 1
         self.most_held = max(self.most_held, self.held.total())
-        return Placement(upstream, FAN_OUT, FAN_OUT, upstream.number)
+        return Placement(upstream, FAN_OUT, FAN_OUT)
 
     def release(self, placement: Placement) -> None:
         self.held[placement.upstream.base_url] -= 1

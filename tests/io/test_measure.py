@@ -20,7 +20,12 @@ def counted() -> tuple[IoMetrics, Callable[..., float]]:
     catalog, segment = build_catalog(), Segment.create("metrics", segment_size(1))
     metrics = IoMetrics(MetricRow(segment, 0, catalog))
     table = MetricTable(segment, 1, catalog)
-    return metrics, lambda name, *values: table.sum_rows({0}).value(name, *values)
+
+    def value(name: str, *values: str) -> float:
+        metrics.flush()
+        return table.sum_rows({0}).value(name, *values)
+
+    return metrics, value
 
 
 def test_requests_in_flight_are_counted_by_the_ages_they_do_not_exceed(counted) -> None:
@@ -69,12 +74,10 @@ def test_models_and_upstreams_that_come_and_go_are_not_all_remembered(counted) -
     metrics, value = counted
     count = 2 * MAX_KEPT + 1
     for number in range(count):
-        metrics.routed(f"m{number}", "chat", False).observe(0.1)
-        metrics.observed(f"m{number}", "chat")
+        metrics.routed(f"m{number}", "chat", False).observed.ttft.observe(0.1)
         metrics.leg_ended(f"http://u{number}:1", "success")
-        metrics.selected(None, f"m{number}", "random")
-    for handles in (metrics._routed, metrics._observed, metrics._leg_outcomes, metrics._selections):
+        metrics.selections(f"m{number}", "random").inc()
+    for handles in (metrics._routed["chat"], metrics._leg_outcomes, metrics._selections):
         assert len(handles) <= MAX_KEPT
-    series = metrics._row.counter("mesh_worker_cb_outcomes_total", worker="other", outcome="success")
-    assert series._words[series._index] > MAX_KEPT
+    assert value("mesh_worker_cb_outcomes_total", "other", "success") > MAX_KEPT
     assert value("mesh_worker_cb_outcomes_total", "http://u7:1", "success") == 1

@@ -27,7 +27,7 @@ def told(placement: Placement | None, attempts: int = 1) -> dict[str, str]:
 
 
 def test_placed_request_tells_its_upstream_policy_and_reason() -> None:
-    placement = Placement(upstream(), "cache_aware", "cache_hit", 7)
+    placement = Placement(upstream(), "cache_aware", "cache_hit")
     assert told(placement, attempts=2) == {
         "x-mesh-upstream": "http://10.0.0.2:8000",
         "x-mesh-attempts": "2",
@@ -38,22 +38,22 @@ def test_placed_request_tells_its_upstream_policy_and_reason() -> None:
 
 
 def test_trial_of_a_half_open_breaker_is_told() -> None:
-    placement = Placement(upstream(), "least_load", "policy:least_load", 7, is_trial=True)
+    placement = Placement(upstream(), "least_load", "policy:least_load", is_trial=True)
     reason = told(placement)["x-mesh-route-reason"]
     assert reason == "capability_match,healthy,half_open_trial,policy:least_load"
 
 
 def test_label_names_the_version_of_the_model_and_bytes_of_others_stay_in_one_value() -> None:
     labels = {"mesh.model_version": "2026-01\r\nx-forged: ü"}
-    placement = Placement(upstream(labels=labels), "random", "policy:random", 7)
+    placement = Placement(upstream(labels=labels), "random", "policy:random")
     assert told(placement)["x-mesh-model-version"] == "2026-01??x-forged: ?"
-    placement = Placement(upstream(models=()), "random", "policy:random", 7)
+    placement = Placement(upstream(models=()), "random", "policy:random")
     assert told(placement)["x-mesh-model-version"] == "unknown"
 
 
 def test_request_that_was_never_placed_tells_nothing_and_an_operation_on_all_has_no_policy() -> None:
     assert told(None) == {}
-    fields = told(Placement(upstream(), FAN_OUT, FAN_OUT, 7), attempts=3)
+    fields = told(Placement(upstream(), FAN_OUT, FAN_OUT), attempts=3)
     assert fields["x-mesh-route-reason"] == FAN_OUT and fields["x-mesh-attempts"] == "3"
     assert "x-mesh-policy-version" not in fields
 

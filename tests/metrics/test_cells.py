@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from random import Random
+
 import pytest
 
 from meshd.errors import StartupError
@@ -53,6 +55,41 @@ def test_histogram_counts_a_value_on_a_bound_in_the_bucket_of_that_bound() -> No
         .series["mesh_http_request_duration_seconds"][("/x", "GET")]
     )
     assert words == [1, 2, 1, pytest.approx(8.6)]
+
+
+@pytest.mark.parametrize("count", [1, 2, 7, 8, 9, 500])
+def test_histogram_counts_few_values_and_many_in_the_same_buckets(count: int) -> None:
+    bounds = [number / 16 for number in range(1, 17)]
+    segment, catalog = make_segment(1), build_catalog(bounds)
+    name, rng = "mesh_http_request_duration_seconds", Random(count)
+    histogram = MetricRow(segment, 0, catalog).buffered_histogram(name, path="/x", method="GET")
+    values = [rng.choice([rng.random() * 1.1, rng.choice(bounds)]) for _ in range(count)]
+    for _ in range(2):
+        histogram.extend(list(values))
+        histogram.flush()
+    expected = [0] * 17
+    for value in values:
+        expected[next((place for place, bound in enumerate(bounds) if value <= bound), 16)] += 2
+    words = MetricTable(segment, 1, catalog).sum_rows(()).series[name][("/x", "GET")]
+    assert words == [*expected, pytest.approx(2 * sum(values))]
+
+
+def test_buffered_counter_is_written_by_the_next_flush_and_once() -> None:
+    segment, catalog = make_segment(1), build_catalog()
+    row, table = MetricRow(segment, 0, catalog), MetricTable(segment, 1, catalog)
+    counters = [row.buffered_counter("mesh_http_requests_total", path="/x", method="GET") for _ in range(2)]
+    at_once = row.counter("mesh_http_requests_total", path="/x", method="GET")
+    for counter in counters:
+        counter.inc(0)
+        counter.inc()
+    at_once.inc()
+    assert table.sum_rows(()).value("mesh_http_requests_total", "/x", "GET") == 1
+    for expected in (3, 3):
+        row.flush()
+        assert table.sum_rows(()).value("mesh_http_requests_total", "/x", "GET") == expected
+    counters[0].inc(5)
+    row.flush()
+    assert table.sum_rows(()).value("mesh_http_requests_total", "/x", "GET") == 8
 
 
 def test_next_owner_continues_counters_and_histograms_and_zeroes_gauges() -> None:

@@ -12,6 +12,8 @@ import pytest
 from meshd.api.endpoints import EndpointRegistry
 from meshd.api.view import RoutingView
 from meshd.memory import Segment
+from meshd.metrics.cells import BufferedCounter
+from meshd.metrics.cells import Counter as MetricCounter
 from meshd.routing.availability import NoneAvailable
 from meshd.routing.condition_cells import ENDS, LINE_WORDS, STATE
 from meshd.routing.conditions import CLOSED, HALF_OPEN, OPEN, Conditions
@@ -35,7 +37,8 @@ ROWS = 3
 
 
 class NoMetrics:
-    def selected(self, upstream: Upstream, model: str, policy: str) -> None: ...
+    def selections(self, model: str, policy: str) -> BufferedCounter:
+        return BufferedCounter(MetricCounter(memoryview(bytearray(8)).cast("Q"), 0), [])
 
     def decided(self, policy: str, reason: str) -> None: ...
 

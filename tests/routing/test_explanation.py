@@ -15,6 +15,7 @@ from meshd.api.prefix_key import key_position, pack_token_ids, prefix_key
 from meshd.api.view import RoutingView
 from meshd.errors import MeshError
 from meshd.memory import Segment
+from meshd.metrics.cells import BufferedCounter, Counter
 from meshd.routing import conditions as condition_segment
 from meshd.routing import load as load_segment
 from meshd.routing import prefix_index as index_segment
@@ -40,8 +41,17 @@ class Counted:
     def __init__(self) -> None:
         self.events: list[str] = []
 
-    def selected(self, upstream: Upstream, model: str, policy: str) -> None:
-        self.events.append("selected")
+        self.placed = memoryview(bytearray(8)).cast("Q")
+        self._changed: list[BufferedCounter] = []
+
+    def selections(self, model: str, policy: str) -> BufferedCounter:
+        return BufferedCounter(Counter(self.placed, 0), self._changed)
+
+    def written(self) -> bytes:
+        """All that was counted so far."""
+        for counter in self._changed:
+            counter.flush()
+        return repr((self.events, self.placed[0])).encode()
 
     def decided(self, policy: str, reason: str) -> None:
         self.events.append(reason)
@@ -99,7 +109,7 @@ class Node:
     def trace(self) -> tuple[bytes, ...]:
         """All that a placement could have changed."""
         segments = (self._loads, self._index, self._sessions, self._cells)
-        return (*(segment.bytes.tobytes() for segment in segments), repr(self.metrics.events).encode())
+        return (*(segment.bytes.tobytes() for segment in segments), self.metrics.written())
 
 
 def requests(count: int, seed: int = 7) -> Iterator[Callable[[], RoutingView]]:

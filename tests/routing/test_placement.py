@@ -15,6 +15,8 @@ from meshd.api.prefix_key import key_position, pack_token_ids, prefix_key
 from meshd.api.view import NEEDS_RANK_FREE, NEEDS_TOKENS, RoutingView
 from meshd.errors import MeshError
 from meshd.memory import Segment
+from meshd.metrics.cells import BufferedCounter
+from meshd.metrics.cells import Counter as MetricCounter
 from meshd.routing.conditions import Conditions
 from meshd.routing.conditions import segment_bytes as conditions_bytes
 from meshd.routing.load import LoadTable, segment_bytes
@@ -42,9 +44,19 @@ ROWS = 3
 class CountedMetrics:
     def __init__(self) -> None:
         self.events: Counter[tuple[str, ...]] = Counter()
+        self._selections: dict[tuple[str, str], MetricCounter] = {}
+        self._changed: list[BufferedCounter] = []
 
-    def selected(self, upstream: Upstream, model: str, policy: str) -> None:
-        self.events["selected", upstream.url, model, policy] += 1
+    def selections(self, model: str, policy: str) -> BufferedCounter:
+        if (model, policy) not in self._selections:
+            self._selections[model, policy] = MetricCounter(memoryview(bytearray(8)).cast("Q"), 0)
+        return BufferedCounter(self._selections[model, policy], self._changed)
+
+    def selected(self) -> dict[tuple[str, str], int]:
+        """Placements by model and policy."""
+        for counter in self._changed:
+            counter.flush()
+        return {key: counter._words[0] for key, counter in self._selections.items() if counter._words[0]}
 
     def decided(self, policy: str, reason: str) -> None:
         self.events["branch", reason] += 1
@@ -111,7 +123,7 @@ def test_load_is_counted_at_selection_and_given_back_once(node: Node, make_upstr
     with pytest.raises(RuntimeError, match="released twice"):
         placer.release(placement)
     assert node.load(5) == 0
-    assert node.metrics.events == {("selected", "http://10.0.0.6:8000", "m1", "round_robin"): 1}
+    assert node.metrics.selected() == {("m1", "round_robin"): 1} and not node.metrics.events
 
 
 def test_empty_registry_is_no_workers_with_advice(node: Node) -> None:
@@ -402,7 +414,7 @@ def test_prefix_hash_counts_its_branches_and_what_it_could_not_use(
     assert (error.code, error.retry_after_s) == ("policy_returned_none", 1)
     node.board.publish([make_upstream(0, is_healthy=False), make_upstream(1, is_healthy=False)])
     assert _code(placer, view).code == "no_available_workers"
-    assert {key: n for key, n in node.metrics.events.items() if key[0] != "selected"} == {
+    assert node.metrics.events == {
         ("branch", "ring_hit"): 1,
         ("branch", "no_tokens"): 1,
         ("fallback", "prefix_hash", "no_tokens"): 1,
@@ -556,7 +568,7 @@ def test_model_label_is_bounded(node: Node, make_upstream: MakeUpstream) -> None
     placer = node.placer()
     for model in ("m1", "", "invented"):
         placer.place(CHAT, RoutingView(model))
-    assert {key[2] for key in node.metrics.events} == {"m1", "unknown", "other"}
+    assert {model for model, _ in node.metrics.selected()} == {"m1", "unknown", "other"}
 
 
 def test_invented_model_names_do_not_grow_memory(node: Node, make_upstream: MakeUpstream) -> None:

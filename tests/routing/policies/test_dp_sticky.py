@@ -44,7 +44,8 @@ def test_a_new_session_waits_for_its_assignment(
     policy: DpSticky, candidates: Callable[..., Candidates], fixed_loads: Any
 ) -> None:
     fleet, loads = candidates(3), fixed_loads([0, 0, 0])
-    assert policy.pick(fleet, _view(), loads)[:2] == (None, UNASSIGNED)
+    pick = policy.pick(fleet, _view(), loads)
+    assert (pick.upstream, pick.reason) == (None, UNASSIGNED)
     assigned = policy.pick(fleet, _view(assigned=1), loads)
     assert assigned.upstream is fleet.upstreams[1]
     assert assigned.reason == "new_session"

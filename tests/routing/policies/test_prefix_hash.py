@@ -86,14 +86,14 @@ def test_without_tokens_nothing_is_picked_and_it_is_said(
     candidates: Callable[..., Candidates], fixed_loads: Any
 ) -> None:
     pick = PrefixHash(1.25).pick(candidates(3), RoutingView("m1"), fixed_loads([0, 0, 0]))
-    assert pick == (None, "no_tokens", "no_tokens")
+    assert (pick.upstream, pick.reason, pick.fallback) == (None, "no_tokens", "no_tokens")
 
 
 def test_without_candidates_nothing_is_picked(
     candidates: Callable[..., Candidates], fixed_loads: Any
 ) -> None:
     pick = PrefixHash(1.25).pick(candidates(0), view_of(1), fixed_loads([]))
-    assert pick == (None, "no_healthy_workers", "")
+    assert (pick.upstream, pick.reason, pick.fallback) == (None, "no_healthy_workers", "")
 
 
 def test_candidates_off_the_ring_are_picked_by_load_in_registration_order(
@@ -101,7 +101,11 @@ def test_candidates_off_the_ring_are_picked_by_load_in_registration_order(
 ) -> None:
     strangers = Candidates(candidates(3).upstreams, Registry(2, ()))
     pick = PrefixHash(1.25).pick(strangers, view_of(1), fixed_loads([4, 2, 2]))
-    assert pick == (strangers.upstreams[1], "fallback_least_load", "no_owner")
+    assert (pick.upstream, pick.reason, pick.fallback) == (
+        strangers.upstreams[1],
+        "fallback_least_load",
+        "no_owner",
+    )
 
 
 def test_decisions_equal_a_plain_reading_of_the_rules(
