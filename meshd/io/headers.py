@@ -1,6 +1,7 @@
 """Which header fields pass, in both directions, and how heads are written. Pure.
 
-Fields keep their order, their repeats and their bytes. Every head that meshd writes is made here.
+Fields keep their order, their repeats and their bytes. Every head that meshd writes is made here: as text of
+Latin-1, in which each byte is one character, and encoded once.
 """
 
 from __future__ import annotations
@@ -56,6 +57,8 @@ _URL: Final = re.compile(
     re.DOTALL,
 )
 MAX_REQUEST_ID_BYTES: Final = 256
+_ID_LETTERS: Final = 24
+_ENTROPY_BYTES: Final = 4096  # drawn at once
 _ALPHABET: Final = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789"
 _TO_ALPHABET: Final = bytes(_ALPHABET[i % 62] for i in range(256))
 _BIASED: Final = bytes(range(248, 256))  # 248 = 4 × 62: the rest would favour the first letters
@@ -65,11 +68,12 @@ _REASONS: Final = {int(status): status.phrase.encode() for status in HTTPStatus}
 class RequestIds:
     """Find or make the id of a request; entropy is drawn from the system in blocks."""
 
-    __slots__ = ("_block", "_headers")
+    __slots__ = ("_at", "_headers", "_letters")
 
     def __init__(self, headers: Iterable[str]) -> None:
         self._headers = tuple(name.lower().encode("latin-1") for name in headers)
-        self._block = b""
+        self._letters = ""
+        self._at = 0
 
     def choose(self, head: RequestHead, prefix: str) -> str:
         """Return the client's id if one is present and printable, else a fresh one with ``prefix``."""
@@ -90,11 +94,13 @@ class RequestIds:
         return None
 
     def generate(self, prefix: str) -> str:
-        block = self._block
-        if len(block) < 24:
-            block = os.urandom(4096).translate(_TO_ALPHABET, _BIASED)
-        self._block = block[24:]
-        return prefix + block[:24].decode("ascii")
+        at = self._at
+        end = at + _ID_LETTERS
+        if end > len(self._letters):
+            self._letters = os.urandom(_ENTROPY_BYTES).translate(_TO_ALPHABET, _BIASED).decode("ascii")
+            at, end = 0, _ID_LETTERS
+        self._at = end
+        return prefix + self._letters[at:end]
 
 
 class HttpDate:
@@ -115,7 +121,7 @@ class HttpDate:
         return self._value
 
 
-def forwarded_fields(head: RequestHead, passes_credentials: bool, trace_fields: bytes = b"") -> bytes:
+def forwarded_fields(head: RequestHead, passes_credentials: bool, trace_fields: bytes = b"") -> str:
     """Return the client's surviving request fields as header lines.
 
     ``trace_fields``: lines that take the place of `traceparent` and `tracestate`; empty: those pass too.
@@ -123,24 +129,27 @@ def forwarded_fields(head: RequestHead, passes_credentials: bool, trace_fields: 
     key = "with credentials" if passes_credentials else "without credentials"
     if trace_fields:
         key = "traced " + key
-    block: bytes | None = head.derived.get(key)
+    block: str | None = head.derived.get(key)
     if block is None:
         dropped = _REQUEST_DROPPED if passes_credentials else _REQUEST_DROPPED | _CREDENTIALS
         block = head.derived[key] = _surviving(head, dropped | _TRACE_FIELDS if trace_fields else dropped)
-    return block + trace_fields if trace_fields else block
+    return block + trace_fields.decode("latin-1") if trace_fields else block
 
 
-def _surviving(head: RequestHead, dropped: frozenset[bytes]) -> bytes:
+def _surviving(head: RequestHead, dropped: frozenset[bytes]) -> str:
     named = head.connection_tokens
-    parts: list[bytes] = []
+    passing: list[Field] = []
     for name, value in head.fields:
         key = name.lower()
-        if key in dropped or key in named or key.startswith(b"x-mesh-"):
-            continue
-        parts += (name, b": ", value, b"\r\n")
+        if key not in dropped and key not in named and not key.startswith(b"x-mesh-"):
+            passing.append((name, value))
     if head.values.get(b"te", b"").lower() == b"trailers" and b"te" not in head.repeated:
-        parts.append(b"te: trailers\r\nconnection: te\r\n")
-    return b"".join(parts)
+        passing += ((b"te", b"trailers"), (b"connection", b"te"))
+    return _lines(passing)
+
+
+def _lines(fields: Iterable[Field]) -> str:
+    return b"".join([b"%b: %b\r\n" % field for field in fields]).decode("latin-1")
 
 
 def upstream_head(
@@ -148,7 +157,7 @@ def upstream_head(
     *,
     base_path: str,
     authority: str,
-    fields: bytes,
+    fields: str,
     body_bytes: int | None,
     request_id: str,
     api_key: str | None,
@@ -159,26 +168,16 @@ def upstream_head(
     ``fields`` come from ``forwarded_fields``; ``body_bytes`` is the exact length that follows, None for
     a request without a body field (GET, HEAD, DELETE).
     """
-    parts = [
-        head.method.encode("ascii"),
-        b" ",
-        base_path.encode("ascii"),
-        head.target,
-        b" HTTP/1.1\r\nhost: ",
-        authority.encode("ascii"),
-        b"\r\n",
-        fields,
-    ]
-    if body_bytes is not None:
-        parts.append(b"content-length: %d\r\n" % body_bytes)
-    parts += (b"x-request-id: ", request_id.encode("latin-1"), b"\r\n")
-    if api_key is not None:
-        key = api_key.encode("latin-1")
-        parts += (b"authorization: Bearer ", key, b"\r\n")
-        if sends_x_api_key:
-            parts += (b"x-api-key: ", key, b"\r\n")
-    parts.append(b"\r\n")
-    return b"".join(parts)
+    target = head.target.decode("latin-1")
+    length = "" if body_bytes is None else f"content-length: {body_bytes}\r\n"
+    credentials = "" if api_key is None else f"authorization: Bearer {api_key}\r\n"
+    if sends_x_api_key and api_key is not None:
+        credentials += f"x-api-key: {api_key}\r\n"
+    text = (
+        f"{head.method} {base_path}{target} HTTP/1.1\r\nhost: {authority}\r\n"
+        f"{fields}{length}x-request-id: {request_id}\r\n{credentials}\r\n"
+    )
+    return text.encode("latin-1")
 
 
 def downstream_head(
@@ -186,39 +185,37 @@ def downstream_head(
     *,
     request_id: str,
     date: bytes,
-    framing: bytes,
+    framing: str,
     closes: bool,
     upstream_authority: str,
     extra: tuple[Field, ...] = (),
 ) -> bytes:
     """Return the response head towards the client; ``framing`` is the framing line, or empty."""
-    parts = [
-        b"HTTP/1.1 %d %b\r\n" % (response.status, response.reason),
-        _relayed_fields(response, upstream_authority),
-    ]
+    opening = _relayed(response, upstream_authority)
     if b"date" not in response.values:
-        parts += (b"date: ", date, b"\r\n")
-    for name, value in extra:
-        parts += (name, b": ", value, b"\r\n")
-    parts += (framing, b"x-request-id: ", request_id.encode("latin-1"))
-    parts.append(b"\r\nconnection: close\r\n\r\n" if closes else b"\r\n\r\n")
-    return b"".join(parts)
+        opening = f"{opening}date: {date.decode('latin-1')}\r\n"
+    if extra:
+        opening += _lines(extra)
+    end = "\r\nconnection: close\r\n\r\n" if closes else "\r\n\r\n"
+    return f"{opening}{framing}x-request-id: {request_id}{end}".encode("latin-1")
 
 
-def _relayed_fields(response: ResponseHead, authority: str) -> bytes:
-    block: bytes | None = response.derived.get(authority)
+def _relayed(response: ResponseHead, authority: str) -> str:
+    """Return the status line and the upstream's fields that pass."""
+    block: str | None = response.derived.get(authority)
     if block is not None:
         return block
     named = response.connection_tokens
-    parts: list[bytes] = []
+    passing: list[Field] = []
     for name, value in response.fields:
         key = name.lower()
         if key in _RESPONSE_DROPPED or key in named or key in _MESH_RESPONSE_FIELDS:
             continue
         if key in (b"location", b"content-location"):
             value = _local_reference(value, authority)
-        parts += (name, b": ", value, b"\r\n")
-    block = response.derived[authority] = b"".join(parts)
+        passing.append((name, value))
+    status_line = f"HTTP/1.1 {response.status} {response.reason.decode('latin-1')}\r\n"
+    block = response.derived[authority] = status_line + _lines(passing)
     return block
 
 

@@ -11,16 +11,16 @@ from meshd.io.sse import SseRelay
 from meshd.io.upstream import UpstreamConnection
 
 
-def downstream_framing(head: RequestHead, response: ResponseHead) -> tuple[str, bytes]:
+def downstream_framing(head: RequestHead, response: ResponseHead) -> tuple[str, str]:
     """Return the kind of framing towards the client (RFC 9112 §6.3), and its header line."""
     length = response.content_length
     if length is not None:
-        return ("length" if response.has_body else "none"), b"content-length: %d\r\n" % length
+        return ("length" if response.has_body else "none"), f"content-length: {length}\r\n"
     if not response.has_body:
-        return "none", b""
+        return "none", ""
     if head.is_http11:
-        return "chunked", b"transfer-encoding: chunked\r\n"
-    return "close", b""
+        return "chunked", "transfer-encoding: chunked\r\n"
+    return "close", ""
 
 
 def make_relay(

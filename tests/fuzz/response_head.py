@@ -131,9 +131,9 @@ def _relay(head: ResponseHead) -> None:
     if head.status < 200:
         return
     length = head.content_length
-    framing = b"content-length: %d\r\n" % length if length is not None else b"transfer-encoding: chunked\r\n"
+    framing = f"content-length: {length}\r\n" if length is not None else "transfer-encoding: chunked\r\n"
     if head.status == 204:
-        framing = b""
+        framing = ""
     sent = downstream_head(
         head, request_id="req-0", date=b"D", framing=framing, closes=False, upstream_authority="u:1"
     )

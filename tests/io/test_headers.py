@@ -64,7 +64,7 @@ def towards_client(answer: ResponseHead, method: str = "GET", **changes: Any) ->
     options: dict[str, Any] = {
         "request_id": "req-1",
         "date": DATE,
-        "framing": b"content-length: 2\r\n",
+        "framing": "content-length: 2\r\n",
         "closes": False,
         "upstream_authority": "up:8000",
     } | changes
@@ -268,9 +268,9 @@ def test_date_is_added_only_where_it_is_missing():
 
 def test_framing_is_ours():
     answer = response("Transfer-Encoding: chunked")
-    _, fields = towards_client(answer, framing=b"transfer-encoding: chunked\r\n")
+    _, fields = towards_client(answer, framing="transfer-encoding: chunked\r\n")
     assert values(fields, b"transfer-encoding") == [b"chunked"]
-    _, fields = towards_client(response("Content-Length: 2"), framing=b"")
+    _, fields = towards_client(response("Content-Length: 2"), framing="")
     assert values(fields, b"content-length") == []
 
 
