@@ -1,4 +1,4 @@
-"""``python -m bench [requests|streams|memory|table|report|guard|scaling]``: docs/performance.md."""
+"""``python -m bench [requests|streams|memory|table|report|goals|guard|scaling]``: docs/performance.md."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Final
 from bench import BenchError
 from bench.commands import COMMANDS, make_parser
 from bench.compare import run_compare
+from bench.goals_command import run_goals
 from bench.guard import run_guard
 from bench.memory import run_memory
 from bench.peers import add_to_path
@@ -23,6 +24,7 @@ RUN: Final[dict[str, Callable[[argparse.Namespace], int]]] = {
     "memory": run_memory,
     "table": run_table_command,
     "report": run_report,
+    "goals": run_goals,
     "guard": run_guard,
     "scaling": run_scaling,
 }

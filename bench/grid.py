@@ -91,6 +91,22 @@ def all_points(seconds: float) -> list[Point]:
     ]
 
 
+SMALL_SIZES: Final = ("1k", "128k", "1m")  # with few, some and many clients; the others with sixteen
+SMALL_CLIENTS: Final = (1, 16, 256)
+SMALL: Final = (
+    *(
+        f"{kind}/{size}/{clients}"
+        for kind in ("proxy", "tokenize")
+        for size in SIZES
+        for clients in (SMALL_CLIENTS if size in SMALL_SIZES else (16,))
+    ),
+    "stream/16",
+    "stream/256",
+    "mixed/16",
+    "whole/16k/16",
+    "whole/1m/1",
+    "fairness/16",
+)
 QUICK: Final = (
     "proxy/1k/16",
     "proxy/64k/4",
@@ -100,6 +116,23 @@ QUICK: Final = (
     "whole/16k/1",
     "fairness/16",
 )
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """A choice of points, and how they are measured unless told otherwise. ``what``: for --help."""
+
+    what: str
+    patterns: tuple[str, ...]
+    seconds: float
+    rounds: int
+
+
+GRIDS: Final = {
+    "full": Grid("everything, about three hours with all front ends", ("*",), 5.0, 3),
+    "small": Grid("all workloads and sizes, some numbers of clients, about 25 minutes", SMALL, 2.0, 2),
+    "quick": Grid("does it work at all? Not for figures", QUICK, 1.0, 2),
+}
 
 
 def choose(points: Sequence[Point], patterns: Sequence[str]) -> list[Point]:

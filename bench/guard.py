@@ -17,7 +17,7 @@ from bench.budget import Limit, in_force, judge, read_budget
 from bench.chosen import choose_front_ends, say
 from bench.cpu_sets import Cpus, choose_cpus
 from bench.front_end import FrontEnd
-from bench.front_ends import FRONT_ENDS
+from bench.front_ends import FRONT_ENDS, absent_programs, stale_builds
 from bench.grid import Point, all_points, choose
 from bench.instructions import choose_counter, count_by_callgrind, count_by_perf, under_callgrind
 from bench.launch import Running
@@ -25,8 +25,9 @@ from bench.load import Sending
 from bench.machine import require
 from bench.rounds import run_round
 
-SECONDS: Final = 2.0
-ROUNDS: Final = 3
+SECONDS: Final = 1.0
+ROUNDS: Final = 4
+BUILT: Final = ("meshd-compiled",)
 POLICY: Final = "round_robin"  # of every point that a budget may name
 
 
@@ -37,11 +38,22 @@ def run_guard(args: argparse.Namespace) -> int:
     limits = in_force(read_budget(args.budget), counter)
     cpus = choose_cpus(args.cpus)
     say(f"instructions are counted by {counter or 'nobody: neither perf nor callgrind can'}")
+    limits, skipped = there(limits)
+    for limit in skipped:
+        say(f"skipped {limit.name}: {limit.of} is not there ({FRONT_ENDS[limit.of].made_by})")
+    for name in stale_builds([FRONT_ENDS[limit.of] for limit in limits]):
+        say(f"{name} is older than the sources: {FRONT_ENDS[name].made_by}")
     figures = {**_instructions(limits, counter, cpus), **_cpu(limits, cpus)}
     verdicts = judge(limits, figures)
     for verdict in verdicts:
-        say(str(verdict))
+        say(f"{verdict}; suggested: {verdict.suggested}" if args.print else str(verdict))
     return 1 if any(verdict.is_broken for verdict in verdicts) else 0
+
+
+def there(limits: Sequence[Limit]) -> tuple[list[Limit], list[Limit]]:
+    """Limits that can be measured, and those of a front end that has to be built first and was not."""
+    missing = {limit.of for limit in limits if limit.of in BUILT and absent_programs(FRONT_ENDS[limit.of])}
+    return [one for one in limits if one.of not in missing], [one for one in limits if one.of in missing]
 
 
 def _front_ends(limits: Sequence[Limit]) -> list[FrontEnd]:
@@ -70,7 +82,9 @@ def _cpu(limits: Sequence[Limit], cpus: Cpus) -> dict[tuple[str, str, str], floa
             stack.enter_context(Running(one, cpus.front, backend.urls, POLICY)) for one in _front_ends(wanted)
         ]
         for point in _points(wanted):
-            for one in turns(running, ROUNDS):
+            here = [limit for limit in wanted if limit.point == point.name]
+            names = {name for limit in here for name in (limit.of, limit.over)}
+            for one in turns([one for one in running if one.name in names], ROUNDS):
                 done = run_round(one, backend, cpus, point.workload)
                 say(f"{point.name} {one.name}: {done.cpu_us:.1f} µs {'; '.join(done.faults)}")
                 if done.is_valid:

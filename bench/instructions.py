@@ -13,7 +13,6 @@ import re
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -112,14 +111,18 @@ def count_by_callgrind(running: Running, cpus: Cpus, directory: Path) -> float:
 
 
 def _with_io_under(valgrind: Sequence[str], plain: Sequence[str], directory: Path) -> list[str]:
-    """meshd starts its children with ``sys.executable``: let that be a script that picks one out."""
+    """meshd starts its children with ``sys.executable``: let that be a script that picks one out.
+
+    ``plain``: ``[… PYTHON -m meshd launch …]``; what stands before the Python stays.
+    """
+    at = list(plain).index("meshd")
+    before, python = plain[: at - 2], plain[at - 2]
     script = directory / "python"
-    picked = f'case "$*" in *{IO_PROCESS}*) exec {" ".join(valgrind)} {sys.executable} "$@";; esac'
-    script.write_text(f'#!/bin/sh\n{picked}\nexec {sys.executable} "$@"\n')
+    picked = f'case "$*" in *{IO_PROCESS}*) exec {" ".join(valgrind)} {python} "$@";; esac'
+    script.write_text(f'#!/bin/sh\n{picked}\nexec {python} "$@"\n')
     script.chmod(0o755)
     program = f"import sys; sys.executable = {str(script)!r}; from meshd.cli import main; sys.exit(main())"
-    at = list(plain).index("meshd")
-    return [plain[0], "-c", program, *plain[at + 1 :]]
+    return [*before, python, "-c", program, *plain[at + 1 :]]
 
 
 def _pid_under_valgrind(pids: Iterable[int]) -> int:

@@ -25,6 +25,9 @@ PROOF: Final = "meshd:proof"
 SETTLE_S: Final = 60.0  # proofs of a large tokenizer go on behind its back
 IDLE_WINDOW_S: Final = 1.0
 IDLE_SHARE: Final = 0.1  # an idle meshd takes 2 to 3 % of a core: five processes that look around
+CALM_S: Final = 40.0
+CALM_WINDOW_S: Final = 0.1
+CALM_SHARE: Final = 0.4  # four clock ticks of ten: an idle front end shows one at most
 POLL_S: Final = 0.1
 PROBE: Final = b'{"model":"m1","prompt":"Are you there?","max_tokens":16}'
 LOG_TAIL_BYTES: Final = 4000
@@ -85,6 +88,20 @@ class Running:
             is_proving = PROOF in after  # of low priority, so that strangers can make it look idle
             if not is_proving and sum(after.values()) - before_s <= IDLE_SHARE * IDLE_WINDOW_S:
                 return
+
+    def calm(self) -> None:
+        """Wait until it has done what was left when the load ended: that belongs to nobody's next round.
+
+        A front end that had hundreds of long prompts waiting may work on for a while after its clients left.
+        """
+        deadline_s = time.monotonic() + CALM_S
+        before_s = sum(self.cpu_s().values())
+        while time.monotonic() < deadline_s:
+            time.sleep(CALM_WINDOW_S)
+            now_s = sum(self.cpu_s().values())
+            if now_s - before_s <= CALM_SHARE * CALM_WINDOW_S:
+                return
+            before_s = now_s
 
     def stop(self) -> None:
         """End the tree and remove its directory."""

@@ -9,6 +9,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final
@@ -60,7 +61,10 @@ def free_port() -> int:
 def describe(cpus: Cpus) -> dict[str, Any]:
     """What a reader needs to judge the numbers: hardware, kernel, versions, and who else was busy."""
     return {
+        "date": time.strftime("%Y-%m-%d"),
         "cpu": _cpu_model(),
+        "is_virtual": " hypervisor" in Path("/proc/cpuinfo").read_text(),
+        "memory_gib": round(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / (1 << 30)),
         "cpus_online": os.cpu_count(),
         "cpus_front_end": list(cpus.front),
         "cpus_backend": list(cpus.backend),

@@ -120,3 +120,12 @@ PEERS: Final = (
         rewrites_bodies=True,
     ),
 )
+
+
+def peer_versions() -> dict[str, str]:
+    """The version of each peer that is installed."""
+    found = {}
+    for one in PEERS:
+        if peer := find_peer(one.programs[0], one.distribution):
+            found[one.name] = peer[1]
+    return found

@@ -4,23 +4,47 @@ from __future__ import annotations
 
 import argparse
 import csv
-import shutil
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from bench import BenchError
 from bench.cell import Cell
 from bench.chosen import say
+from bench.environment import environment, limits_of_machine
 from bench.front_ends import BASELINE, FRONT_ENDS
 from bench.grid import all_points
 from bench.plots import heat_maps, pareto
+from bench.report_summary import NOT_MEASURED, goals_of, in_short, lacking, missing_of
 from bench.rounds import DIRECT
-from bench.state import Kept, read
+from bench.state import Kept, merged, read, write
 from bench.summary import Row, summarise
 from bench.table import rounds_by_point
+from bench.text_table import text_table
 
+INTRODUCTION: Final = (
+    "Written by `python -m bench report` from the rounds in [rounds.jsonl](rounds.jsonl). How they are "
+    "taken, "
+    "and what makes a round valid, is told in `docs/performance.md`. All front ends run on the same cores, "
+    "against the same backend, in turns."
+)
+ALT: Final = {"heatmap": "Heat map of rates", "pareto": "p99 latency against rate"}
+TABLE_LEGEND: Final = (
+    "Points are kind/size/clients. CPU µs: CPU time of the whole process tree for one request. × baseline "
+    "and "
+    "× less CPU compare with `fastapi`."
+)
+LEGENDS: Final = {
+    "proxy": TABLE_LEGEND,
+    "tokenize": TABLE_LEGEND,
+    "whole": TABLE_LEGEND,
+    "stream": "Each stream gets 100 events/s. CPU µs are for one event; latencies are from the backend's "
+    "send to the client's read, and the added ones are less those of the direct connection.",
+    "mixed": "Latencies and rate are of the short requests; the long ones have columns of their own.",
+    "fairness": "Latencies and rate are of the short requests; the long ones have columns of their own.",
+}
 KINDS: Final = {
     "proxy": "Parse and forward",
     "tokenize": "Parse, tokenize a prefix, forward",
@@ -33,15 +57,16 @@ KINDS: Final = {
 
 def run_report(args: argparse.Namespace) -> int:
     """The command; writes into ``--to`` and says where."""
-    if not args.state.exists():
-        raise BenchError(f"{args.state} is not there: run `python -m bench table` first")
-    kept = read(args.state)
+    for path in args.state:
+        if not path.exists():
+            raise BenchError(f"{path} is not there: run `python -m bench table` first")
+    kept = merged([read(path) for path in args.state])
     cells = cells_of(kept)
     if not cells:
-        raise BenchError(f"{args.state} holds no round yet")
+        raise BenchError(f"{', '.join(map(str, args.state))}: no round yet")
     args.to.mkdir(parents=True, exist_ok=True)
     write_csv(cells, args.to / "table.csv")
-    shutil.copyfile(args.state, args.to / "rounds.jsonl")
+    write(kept, args.to / "rounds.jsonl")
     plots = [*heat_maps(cells, args.to), *pareto(cells, args.to)]
     (args.to / "report.md").write_text(markdown_of(kept, cells, [path.name for path in plots]))
     say(f"{args.to / 'report.md'}, table.csv, rounds.jsonl, {len(plots)} plots")
@@ -70,60 +95,50 @@ def write_csv(cells: Sequence[Cell], path: Path) -> None:
 
 def markdown_of(kept: Kept, cells: Sequence[Cell], plots: Sequence[str]) -> str:
     """The whole report."""
-    parts = ["# Benchmark", *environment(kept), *limits_of(kept, cells)]
+    parts = ["# Benchmark", INTRODUCTION, *in_short(cells), *goals_of(kept, cells)]
+    parts += limits_of(kept, cells)
+    absent = lacking(cells)
     for kind, title in KINDS.items():
         mine = [cell for cell in cells if cell.point.kind == kind]
         if mine:
-            parts += [f"## {title}", mine[0].point.setup.what + "."]
-            parts += [f"![{name}]({name})" for name in plots if f"-{kind}." in name and name.endswith(".svg")]
-            parts.append(table_of(mine))
+            parts += [
+                f"## {title}",
+                f"{mine[0].point.setup.what.capitalize()}. {LEGENDS.get(kind, '')}".rstrip(),
+            ]
+            for name in plots:
+                if f"-{kind}." in name and name.endswith(".svg"):
+                    parts.append(f"![{ALT[name.partition('-')[0]]}: {title.lower()}]({name})")
+            parts.append(table_of(mine, absent))
+    parts += _environment(kept)
     parts += ["## Raw data", "Medians: [table.csv](table.csv). Every round: [rounds.jsonl](rounds.jsonl)."]
     return "\n\n".join(parts) + "\n"
 
 
-def environment(kept: Kept) -> list[str]:
-    """Hardware, versions, and how rounds were taken."""
-    machine, conditions = kept.machine, kept.conditions
-    rows = [
-        ("CPU", f"{machine['cpu']}, {machine['cpus_online']} online"),
-        ("front end on CPUs", _numbers(machine["cpus_front_end"])),
-        ("backends on CPUs", _numbers(machine["cpus_backend"])),
-        ("load generator on CPUs", _numbers(machine["cpus_load"])),
-        ("kernel", machine["kernel"]),
-        ("Python", machine["python"]),
-        ("meshd at commit", machine.get("revision") or "unknown"),
-        ("load average at the start", ", ".join(f"{one:.2f}" for one in machine["load_average"])),
-        ("rounds", f"{conditions['seconds']:g} s each, alternating, each front end warmed up; medians"),
-        ("tokenizer, SHA-256", conditions["tokenizer"]),
-        ("packages", _versions(machine["packages"])),
-        ("programs", "; ".join(machine["programs"].values())),
-        ("other routers", _versions(machine["peers"]) or "none installed"),
-    ]
-    return ["## Environment", _table(["what", ""], [list(row) for row in rows])]
+def _environment(kept: Kept) -> list[str]:
+    counts = Counter((one.point, one.front_end) for one in kept.entries if one.front_end != DIRECT)
+    few, many = min(counts.values(), default=0), max(counts.values(), default=0)
+    lengths = sorted({kept.conditions["seconds"], *kept.conditions.get("other_seconds", ())})
+    seconds = " or ".join(f"{one:g}" for one in lengths)
+    rounds = f"{few if few == many else f'{few} to {many}'} of {seconds} s each"
+    rounds += ", alternating, each front end warmed up; medians"
+    return environment(kept.machine, rounds, kept.conditions["tokenizer"])
 
 
 def limits_of(kept: Kept, cells: Sequence[Cell]) -> list[str]:
     """What the figures cannot say, from the figures themselves."""
     machine = kept.machine
     found = [
-        "All requests are a closed loop: a client sends the next one when it has the "
-        "answer. Latencies are those "
-        "at that number of clients, not at a given rate.",
-        "Everything runs on one machine over loopback: no network card, no loss.",
+        "All requests are a closed loop: a client sends the next one when it has the answer. Latencies are "
+        "those at that number of clients, not at a given rate.",
+        *limits_of_machine(machine),
     ]
-    if set(machine["cpus_backend"]) & set(machine["cpus_load"]):
-        found.append("Backend and load generator share their CPUs, so each takes time from the other.")
+    if missing := missing_of(cells):
+        found.append(missing)
     if not machine["apart"]["is_front_alone"] and any(cell.point.setup.is_apart for cell in cells):
         found.append(
-            "In the setup with two cores the second one also carries backend and load "
-            "generator: there were too "
-            "few CPUs. Latencies there include waiting for that CPU; compare front ends, not values."
+            "In the setup with two cores the second one also carries backend and load generator: there were "
+            "too few CPUs. Latencies there include waiting for that CPU; compare front ends, not values."
         )
-    if differing := machine.get("not_as_pinned"):
-        found.append(f"The baseline was not run with the pinned versions: {_versions(differing)}.")
-    found += [
-        f"{name} was built from older sources than the commit named." for name in machine.get("stale", ())
-    ]
     found += _limits_by_front_end(cells)
     bound = [
         cell
@@ -166,8 +181,11 @@ def _limits_by_front_end(cells: Sequence[Cell]) -> list[str]:
     return found
 
 
-def table_of(cells: Sequence[Cell]) -> str:
-    """One kind's table. ◦: not bound by the front end. Added delays are less those of the direct way."""
+def table_of(cells: Sequence[Cell], absent: Sequence[tuple[str, str]] = ()) -> str:
+    """One kind's table. ◦: not bound by the front end. Added delays are less those of the direct way.
+
+    ``absent``: (point, front end) pairs without a round; those of the points shown here get a line each.
+    """
     kind = cells[0].point.kind
     unit = "events/s" if kind == "stream" else "req/s"
     head = ["point", "front end", unit, "× baseline", "CPU µs", "× less CPU", "mean ms", "p50 ms", "p99 ms"]
@@ -177,7 +195,13 @@ def table_of(cells: Sequence[Cell]) -> str:
         head += ["long req/s", "long p99 ms"]
     head += ["PSS MiB", "RSS MiB", "bottleneck", "valid", "notes"]
     direct = {cell.point.name: cell.row for cell in cells if cell.row.front_end == DIRECT}
-    return _table(head, [_line(cell, kind, direct.get(cell.point.name)) for cell in cells])
+    lines = []
+    for point in dict.fromkeys(cell.point.name for cell in cells):
+        here = [cell for cell in cells if cell.point.name == point]
+        lines += [_line(cell, kind, direct.get(point)) for cell in here]
+        blanks = ["–"] * (len(head) - 3)
+        lines += [[point, name, *blanks, NOT_MEASURED] for where, name in absent if where == point]
+    return text_table(head, lines)
 
 
 def _line(cell: Cell, kind: str, direct: Row | None) -> list[str]:
@@ -214,16 +238,3 @@ def _ms(microseconds: float) -> str:
 
 def _ratio(value: float | None) -> str:
     return "–" if value is None else f"{value:.2f}"
-
-
-def _numbers(cpus: Sequence[int]) -> str:
-    return ", ".join(map(str, cpus))
-
-
-def _versions(found: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name} {version}" for name, version in found.items())
-
-
-def _table(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
-    rows = [head, ["---"] * len(head), *lines]
-    return "\n".join("| " + " | ".join(cell.replace("|", "/") for cell in row) + " |" for row in rows)

@@ -102,6 +102,8 @@ def run_round(front_end: Running | None, backend: Backend, cpus: Cpus, workload:
         loads, load_cpu_s = send_requests(cpus, port, workload.sendings, workload.seconds)
         after = read()
     rss_kib, pss_kib = memory_kib(front_end.pid) if front_end else (0, 0)
+    if front_end:
+        front_end.calm()
     seen = backend.settled().since(seen_before)
     done = account(
         front_end.name if front_end else DIRECT,

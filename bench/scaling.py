@@ -1,171 +1,148 @@
-"""``python -m bench scaling``: measure what each stage costs, fit the model, check it, and advise."""
+"""``python -m bench scaling``: measure what each stage costs, fit the model, check it, and advise.
+
+All counts of processes are up together and take turns under each size (alternate.py), each with sixteen
+clients for every I/O process, since that is what an I/O process of a large node has too.
+"""
 
 from __future__ import annotations
 
 import argparse
 import shlex
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict
-from pathlib import Path
 from typing import Final
 
-from bench.alternate import WARM_UP_S
+from bench.alternate import WARM_UP_S, turns
 from bench.backend import Backend
-from bench.chosen import choose_tokenizer, keep, say
+from bench.chosen import choose_front_ends, choose_tokenizer, keep, say
 from bench.cpu_sets import Cpus, choose_cpus, two_front_cores
-from bench.front_end import TOKEN_POLICIES
-from bench.front_ends import FRONT_ENDS
+from bench.front_end import TOKEN_POLICIES, FrontEnd
+from bench.goal_rounds import AROUND_ROUND_S, START_S
 from bench.launch import Running
 from bench.machine import describe, require
-from bench.rounds import Round, run_round
-from bench.scaling_model import PLANNED, Model, Sample, errors_left_out, fit
-from bench.table import apart_args
+from bench.rounds import CROWDED_ABOVE, Round, run_round
+from bench.scaling_model import Sample, fit
+from bench.scaling_text import advice, checked
+from bench.table import Progress, apart_args
 from bench.workload import Workload, shown_size
 
-COUNTS: Final = ((1, 1), (1, 2), (2, 1), (2, 4))
+COUNTS: Final = ((1, 1), (1, 2), (2, 1), (2, 2), (4, 2))
 SIZES: Final = (1 << 10, 16 << 10, 64 << 10)
 QUICK_COUNTS: Final = ((1, 1), (2, 2))
 QUICK_SIZES: Final = (1 << 10, 16 << 10)
 POLICIES: Final = ("round_robin", "prefix_hash")
-RESERVED_CORES: Final = 2  # for the controller, the supervisor and the system
-CLIENTS: Final = 16
+CLIENTS: Final = 16  # of each I/O process
+APART: Final = "apart"
 
 
 def run_scaling(args: argparse.Namespace) -> int:
-    """Exit code 0; the model and its samples go to bench/out/."""
+    """Exit code 0; the models, their checks and all samples go to bench/out/."""
     require(["wrk", "cc", "taskset"])
     cpus = choose_cpus(args.cpus)
-    seconds = 1.0 if args.quick else args.seconds
+    (front_end,) = choose_front_ends([args.front_end], POLICIES, say)
+    rounds, seconds = (1, 1.0) if args.quick else (args.rounds, args.seconds)
     counts, sizes = (QUICK_COUNTS, QUICK_SIZES) if args.quick else (COUNTS, SIZES)
-    models = {}
-    kept = {}
+    total = len(POLICIES) * len(sizes) * (len(counts) + 1)
+    total_s = len(POLICIES) * (len(counts) + 1) * START_S
+    total_s += total * (WARM_UP_S + AROUND_ROUND_S + rounds * (seconds + AROUND_ROUND_S))
+    say(f"scaling of {front_end.name}: {total * rounds} rounds, about {max(1, round(total_s / 60))} minutes")
+    progress = Progress(total * rounds, say)
+    models, kept = {}, {}
     for policy in POLICIES:
-        tokenizer = choose_tokenizer(args.tokenizer) if policy in TOKEN_POLICIES else None
-        samples = []
-        for io_processes, prepare_workers in counts:
-            more = (*shlex.split(args.meshd_args), *_counts(io_processes, prepare_workers))
-            samples += _measure(cpus, policy, tokenizer, more, io_processes, prepare_workers, sizes, seconds)
+        samples = measure_policy(args, front_end, cpus, policy, counts, sizes, rounds, seconds, progress)
         models[policy] = fit(samples)
         kept[policy] = {"samples": [asdict(one) for one in samples], "model": asdict(models[policy])}
-        say(f"\n{checked(policy, models[policy], samples)}")
-        say(_check_apart(cpus, policy, tokenizer, models[policy], sizes, seconds))
-    say(f"\n{advice(models, args.target_cores)}")
-    path = keep("scaling", {"machine": describe(cpus), "policies": kept})
-    say(f"\nsamples and models: {path}")
+        say(f"\n{checked(policy, models[policy], samples)}\n")
+    text = advice(models, args.target_cores)
+    path = keep("scaling", {"machine": describe(cpus), "front_end": front_end.name, "policies": kept})
+    say(f"\n{text}\n\nsamples and models: {path}")
     return 0
 
 
-def sample_from(
-    done: Round, io_processes: int, prepare_workers: int, body_bytes: int, cores: int = 1
-) -> Sample:
-    """Split a round's CPU by stage: names that `meshd ps` also shows tell the processes apart."""
-    by_name: Mapping[str, float] = done.cpu_us_by_process
-    return Sample(
-        io_processes,
-        prepare_workers,
-        body_bytes / 1024,
-        io_us=sum(used for name, used in by_name.items() if name.startswith("meshd:io")),
-        prepare_us=sum(used for name, used in by_name.items() if name.startswith("meshd:prep")),
-        rate=done.per_s / (done.core * cores) if done.core > 0 else 0.0,
-        per_s=done.per_s,
-    )
-
-
-def checked(policy: str, model: Model, samples: Sequence[Sample]) -> str:
-    """The model in words, and how far it is off where the machine can tell."""
-    lines = [f"policy {policy}, CPU microseconds of a request:"]
-    for name, stage, peer in (("I/O", model.io, "prepare worker"), ("prepare", model.prepare, "I/O process")):
-        lines.append(
-            f"  {name:8} {stage.base:.1f} + {stage.per_peer:.2f} for each {peer} + "
-            f"{stage.per_kib:.2f} for each KiB"
-        )
-    for one, ratio in errors_left_out(samples):
-        lines.append(
-            f"  check: {one.io_processes} I/O + {one.prepare_workers} prepare on one core, "
-            f"{one.kib:.0f} KiB: "
-            f"{one.rate:,.0f}/s measured, {ratio:.0%} of it predicted from the other samples"
-        )
-    return "\n".join(lines)
-
-
-def advice(models: Mapping[str, Model], cores: int, sizes: Sequence[int] = SIZES) -> str:
-    """The best split of a node's cores by policy and size, as a table."""
-    usable = cores - RESERVED_CORES
-    lines = [
-        f"A node of {cores} cores ({RESERVED_CORES} of them for the controller and the system):",
-        "",
-        "| policy | body | --io-processes | --prepare-workers | limit, requests/s | "
-        f"to plan for ({PLANNED:.0%} of the lower one) |",
-        "|---|---|---|---|---|---|",
-    ]
-    for policy, model in models.items():
-        for size in sizes:
-            kib = size / 1024
-            io_processes, prepare_workers = model.with_free_peers().best_split(usable, kib)
-            low = model.rate(io_processes, prepare_workers, kib)
-            high = model.with_free_peers().rate(io_processes, prepare_workers, kib)
-            lines.append(
-                f"| {policy} | {shown_size(size)} | {io_processes} | {prepare_workers} | "
-                f"{low:,.0f}–{high:,.0f} "
-                f"| {low * PLANNED:,.0f} |"
-            )
-    lines += [
-        "",
-        "Predicted from a few processes on one core: memory bandwidth, clocks under full "
-        "load and the kernel's "
-        "locks are not in the model. The lower limit charges every peer what a second one "
-        "cost on a shared core, the "
-        "upper one charges nothing. The split is steadier than the rates: it "
-        "is the ratio of the two stages' costs. Count cores, not SMT threads, and give "
-        "each socket its half of "
-        "both kinds, so that bodies stay in the memory of one socket.",
-    ]
-    return "\n".join(lines)
-
-
-def _measure(
+def measure_policy(
+    args: argparse.Namespace,
+    front_end: FrontEnd,
     cpus: Cpus,
     policy: str,
-    tokenizer: Path | None,
-    more: tuple[str, ...],
-    io_processes: int,
-    prepare_workers: int,
+    counts: Sequence[tuple[int, int]],
     sizes: Sequence[int],
+    rounds: int,
     seconds: float,
+    progress: Progress,
 ) -> list[Sample]:
-    found = []
-    with (
-        Backend(cpus.backend) as backend,
-        Running(FRONT_ENDS["meshd"], cpus.front, backend.urls, policy, tokenizer, more) as running,
-    ):
-        running.settle()
+    """All samples of one policy; an invalid round gives none."""
+    tokenizer = choose_tokenizer(args.tokenizer) if policy in TOKEN_POLICIES else None
+    more = tuple(shlex.split(args.meshd_args))
+    apart = two_front_cores(cpus)
+    found: list[Sample] = []
+    with ExitStack() as stack:
+        backend = stack.enter_context(Backend(cpus.backend))
+
+        def start(on: Cpus, flags: Sequence[str]) -> Running:
+            one = Running(front_end, on.front, backend.urls, policy, tokenizer, (*more, *flags))
+            return stack.enter_context(one)
+
+        sites: dict[tuple[int, int] | str, tuple[Running, Cpus]] = {
+            pair: (start(cpus, _flags(*pair)), cpus) for pair in counts
+        }
+        sites[APART] = start(apart, apart_args(apart, 1)), apart
+        for one, _ in sites.values():
+            one.settle()
         for size in sizes:
-            run_round(running, backend, cpus, Workload(CLIENTS, WARM_UP_S, size))
-            done = run_round(running, backend, cpus, Workload(CLIENTS, seconds, size))
-            say(
-                f"{policy} {io_processes} I/O + {prepare_workers} prepare, "
-                f"{shown_size(size)}: {done.per_s:,.0f}/s, "
-                f"{done.cpu_us:.0f} µs a request; {'; '.join((*done.faults, *done.notes))}"
-            )
-            if done.is_valid:
-                found.append(sample_from(done, io_processes, prepare_workers, size, len(cpus.front)))
+            for key, (one, on) in sites.items():
+                run_round(one, backend, on, Workload(_clients(key), WARM_UP_S, size))
+            for number, key in enumerate(turns(list(sites), rounds)):
+                one, on = sites[key]
+                done = run_round(one, backend, on, Workload(_clients(key), seconds, size))
+                progress.step(_told(policy, key, size, done))
+                if done.is_valid:
+                    pair = key if isinstance(key, tuple) else (1, 1)
+                    found.append(sample_from(done, number // len(sites), pair, size, on, key == APART))
     return found
 
 
-def _check_apart(
-    cpus: Cpus, policy: str, tokenizer: Path | None, model: Model, sizes: Sequence[int], seconds: float
-) -> str:
-    """One I/O process and one prepare worker, a core each: predicted and measured, if there are cores."""
-    apart = two_front_cores(cpus)
-    if not apart.is_front_alone:
-        return "  no check on two cores: backend and load generator need the second one here"
-    found = _measure(apart, policy, tokenizer, apart_args(apart, 1), 1, 1, sizes, seconds)
-    return "\n".join(
-        f"  check: 1 I/O + 1 prepare, a core each, {one.kib:.0f} KiB: {one.per_s:,.0f}/s measured, "
-        f"{model.rate(1, 1, one.kib) / max(1.0, one.per_s):.0%} of it predicted"
-        for one in found
+def sample_from(
+    done: Round,
+    pass_number: int,
+    counts: tuple[int, int],
+    body_bytes: int,
+    cpus: Cpus,
+    is_apart: bool = False,
+) -> Sample:
+    """Split a round's CPU by stage: names that `meshd ps` also shows tell the processes apart."""
+    by_name: Mapping[str, float] = done.cpu_us_by_process
+    io_us = sum(used for name, used in by_name.items() if name.startswith("meshd:io"))
+    prepare_us = sum(used for name, used in by_name.items() if name.startswith("meshd:prep"))
+    is_shared = is_apart and not cpus.is_front_alone
+    load = done.load_core * len(cpus.load)  # in cores; backend included where they share
+    load_us = load / done.per_s * 1e6 if is_shared and done.per_s else 0.0
+    return Sample(
+        pass_number,
+        *counts,
+        body_bytes / 1024,
+        io_us=io_us,
+        prepare_us=prepare_us,
+        rest_us=done.cpu_us - io_us - prepare_us,
+        load_us=load_us,
+        per_s=done.per_s,
+        core=done.core,
+        # of the core with the load, what the load takes is no stranger's
+        strangers=max(0.0, done.strangers - (load / len(cpus.front) if is_shared else 0.0)),
+        is_apart=is_apart,
     )
 
 
-def _counts(io_processes: int, prepare_workers: int) -> tuple[str, ...]:
+def _clients(key: tuple[int, int] | str) -> int:
+    return CLIENTS * key[0] if isinstance(key, tuple) else CLIENTS
+
+
+def _told(policy: str, key: tuple[int, int] | str, size: int, done: Round) -> str:
+    counts = f"{key[0]} I/O + {key[1]} prepare" if isinstance(key, tuple) else "1 + 1, a core each"
+    crowded = f"others took {done.strangers:.0%} of the core" if done.strangers > CROWDED_ABOVE else ""
+    remarks = "; ".join(text for text in (*(f"INVALID: {fault}" for fault in done.faults), crowded) if text)
+    return f"{policy} {counts}, {shown_size(size)}: {done.per_s:,.0f}/s, {done.cpu_us:.0f} µs CPU  {remarks}"
+
+
+def _flags(io_processes: int, prepare_workers: int) -> tuple[str, ...]:
     return ("--io-processes", str(io_processes), "--prepare-workers", str(prepare_workers))

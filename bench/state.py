@@ -7,7 +7,7 @@ to them. A line that a crash left unfinished is cut off.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -78,6 +78,32 @@ def read(path: Path) -> Kept:
         return Kept(head["conditions"], head["machine"], entries)
     except (IndexError, KeyError, TypeError, ValueError) as error:
         raise BenchError(f"{path} is no state of `python -m bench table`: {error}") from error
+
+
+def write(kept: Kept, path: Path) -> None:
+    """As a state file."""
+    head = {"conditions": kept.conditions, "machine": kept.machine}
+    lines = [head, *(asdict(entry) for entry in kept.entries)]
+    path.write_text("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))
+
+
+def merged(files: Sequence[Kept]) -> Kept:
+    """All in one. What several have of a front end at a point comes from the first of them.
+
+    Only the length of rounds may differ; raises `BenchError` when other conditions do.
+    """
+    first = files[0]
+    entries = list(first.entries)
+    for other in files[1:]:
+        if differing := [
+            name for name in differences(first.conditions, other.conditions) if name != "seconds"
+        ]:
+            raise BenchError(f"made under different conditions ({', '.join(differing)}): no common report")
+        have = {(one.point, one.front_end) for one in entries}
+        entries += [one for one in other.entries if (one.point, one.front_end) not in have]
+    seconds = sorted({one.conditions["seconds"] for one in files} - {first.conditions["seconds"]})
+    conditions = {**first.conditions, **({"other_seconds": seconds} if seconds else {})}
+    return Kept(conditions, first.machine, entries)
 
 
 def differences(kept: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from bench.commands import BUDGET, COMMANDS, make_parser
 from bench.front_end import FrontEnd, Site
 from bench.front_ends import FRONT_ENDS
 from bench.grid import all_points, choose
+from bench.guard import there
 from bench.instructions import parse_callgrind, parse_perf, per_request, under_callgrind
 
 CPU = Limit("cpu", "cpu", "proxy/1k/16", "meshd", "fastapi", at_most=0.6)
@@ -34,6 +36,27 @@ def test_a_ratio_above_its_limit_breaks_the_budget(mine: float, is_broken: bool)
 def test_what_was_not_measured_breaks_the_budget_too() -> None:
     (verdict,) = judge([CPU], {})
     assert verdict.is_broken and "not measured" in str(verdict)
+
+
+@pytest.mark.parametrize(
+    ("limit", "mine", "suggested"), [(CPU, 50.0, "0.70"), (replace(CPU, figure="instructions"), 50.0, "0.57")]
+)
+def test_a_suggested_limit_leaves_room_for_the_noise_of_its_figure(
+    limit: Limit, mine: float, suggested: str
+) -> None:
+    figures_now = {(limit.figure, limit.point, "meshd"): mine, (limit.figure, limit.point, "fastapi"): 100.0}
+    (verdict,) = judge([limit], figures_now)
+    assert verdict.suggested == suggested
+    assert judge([limit], {})[0].suggested == "–"
+
+
+def test_limits_of_a_build_that_is_not_there_are_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled = replace(CPU, of="meshd-compiled")
+    absent = replace(FRONT_ENDS["meshd-compiled"], programs=("no-such-program",))
+    monkeypatch.setitem(FRONT_ENDS, "meshd-compiled", absent)
+    assert there([CPU, compiled]) == ([CPU], [compiled])
+    monkeypatch.setitem(FRONT_ENDS, "meshd-compiled", replace(absent, programs=()))
+    assert there([CPU, compiled]) == ([CPU, compiled], [])
 
 
 def test_limits_of_another_counter_are_not_in_force() -> None:
@@ -84,5 +107,8 @@ def test_of_meshd_the_io_process_runs_under_callgrind_and_of_others_the_whole(tm
     assert under_callgrind(other, tmp_path).command(site)[0] == "valgrind"
     command = under_callgrind(FRONT_ENDS["meshd"], tmp_path).command(site)
     assert command[0] != "valgrind" and command[3:] == FRONT_ENDS["meshd"].command(site)[3:]
+    compiled = under_callgrind(FRONT_ENDS["meshd-compiled"], tmp_path).command(site)
+    plain = FRONT_ENDS["meshd-compiled"].command(site)
+    assert compiled[:3] == plain[:3] and compiled[3] == "-c" and compiled[5:] == plain[5:]
     script = (tmp_path / "python").read_text()
     assert "meshd.io.process" in script and "valgrind --tool=callgrind" in script

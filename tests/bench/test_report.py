@@ -10,10 +10,13 @@ from pathlib import Path
 import pytest
 
 from bench import BenchError
+from bench.cell import Cell
+from bench.grid import all_points
 from bench.plots import frontier, rate_ratios
 from bench.report import added_delays, cells_of, limits_of, markdown_of, run_report, table_of
+from bench.report_summary import goals_of, lacking, missing_of
 from bench.rounds import Round
-from bench.state import Entry, Kept, State
+from bench.state import Entry, Kept, State, merged
 
 BASE = Round(
     front_end="meshd",
@@ -131,7 +134,7 @@ def test_report_writes_markdown_plots_csv_and_raw_rounds(tmp_path: Path) -> None
     state = State(tmp_path / "state.jsonl", CONDITIONS, MACHINE)
     for entry in entries():
         state.add(entry)
-    assert run_report(argparse.Namespace(state=tmp_path / "state.jsonl", to=tmp_path / "report")) == 0
+    assert run_report(argparse.Namespace(state=[tmp_path / "state.jsonl"], to=tmp_path / "report")) == 0
     report = (tmp_path / "report" / "report.md").read_text()
     for name in ("heatmap-proxy.svg", "pareto-proxy.svg", "heatmap-tokenize.svg"):
         assert f"]({name})" in report and (tmp_path / "report" / name).stat().st_size > 0
@@ -143,6 +146,48 @@ def test_report_writes_markdown_plots_csv_and_raw_rounds(tmp_path: Path) -> None
     assert (tmp_path / "report" / "rounds.jsonl").read_text() == (tmp_path / "state.jsonl").read_text()
 
 
+def test_what_was_not_measured_is_marked_so() -> None:
+    entries_now = [one for one in entries() if (one.point, one.front_end) != ("proxy/1k/16", "smg")]
+    kept = Kept(CONDITIONS, MACHINE, entries_now)
+    cells = cells_of(kept)
+    assert lacking(cells) == [("proxy/1k/16", "smg")]
+    text = markdown_of(kept, cells, [])
+    (line,) = [line for line in text.splitlines() if line.startswith("| proxy/1k/16 | smg |")]
+    assert line.endswith("| not measured |")
+    assert "points were not measured: " in text and "proxy/16k/16" in text
+    assert "| smg | not measured |" in text  # in short
+    assert missing_of([Cell(point, cells[0].row) for point in all_points(1.0)]) == ""
+
+
+def test_report_begins_with_its_main_figures_and_the_goals() -> None:
+    kept = Kept(CONDITIONS, MACHINE, entries())
+    text = markdown_of(kept, cells_of(kept), [])
+    assert "| meshd | 1,000/s, 100 µs |" in text
+    goals = text[text.index("## Goals") : text.index("## Limits")]
+    assert "proxy 1 KiB, CPU a request ÷ FastAPI | ≤ 0.125 × | 1 × | missed" in goals
+    assert "10,000 idle" not in goals
+
+
+def test_goals_that_no_round_can_judge_are_left_out() -> None:
+    kept = Kept(CONDITIONS, MACHINE, [one for one in entries() if one.front_end == "smg"])
+    assert goals_of(kept, cells_of(kept)) == []
+
+
+def test_states_of_one_machine_are_merged_and_the_first_counts() -> None:
+    small = [Entry("proxy/1k/1", "meshd", 0, BASE), Entry("proxy/16k/4", "meshd", 0, BASE)]
+    both = merged([KEPT, Kept({**CONDITIONS, "seconds": 2.0}, MACHINE, small)])
+    found = {(one.point, one.front_end): one.round for one in both.entries}
+    assert found["proxy/16k/4", "meshd"] == BASE
+    assert len(both.entries) == len(KEPT.entries) + 1
+    assert "of 2 or 5 s each" in markdown_of(both, cells_of(both), [])
+
+
+def test_states_of_different_machines_make_no_report() -> None:
+    other = Kept({**CONDITIONS, "kernel": "7"}, MACHINE, [])
+    with pytest.raises(BenchError, match="different conditions \\(kernel\\)"):
+        merged([KEPT, other])
+
+
 def test_report_without_a_state_says_what_to_run_first(tmp_path: Path) -> None:
     with pytest.raises(BenchError, match="run `python -m bench table` first"):
-        run_report(argparse.Namespace(state=tmp_path / "none", to=tmp_path))
+        run_report(argparse.Namespace(state=[tmp_path / "none"], to=tmp_path))

@@ -10,10 +10,21 @@ import pytest
 from bench import BenchError
 from bench.cpu_sets import Cpus
 from bench.front_ends import FRONT_ENDS
-from bench.grid import CLIENTS, FAIRNESS, PROXY, QUICK, SIZES, WHOLE_PROMPTS, all_points, choose
+from bench.grid import (
+    CLIENTS,
+    FAIRNESS,
+    GRIDS,
+    PROXY,
+    SIZES,
+    SMALL_CLIENTS,
+    WHOLE_PROMPTS,
+    all_points,
+    choose,
+)
 from bench.rounds import Round
 from bench.state import Entry, State, differences, read
 from bench.table import Plan, Progress, apart_args, rounds_by_point, takes_part, todo
+from bench.table_command import estimate
 
 POINTS = all_points(5.0)
 ROUND = Round(
@@ -66,7 +77,27 @@ def test_points_are_chosen_by_pattern_and_keep_their_order() -> None:
         "stream/64",
         "stream/256",
     ]
-    assert len(choose(POINTS, QUICK)) == len(QUICK)
+    quick = GRIDS["quick"].patterns
+    assert len(choose(POINTS, quick)) == len(quick)
+
+
+def test_small_grid_has_every_workload_every_size_and_a_spread_of_clients() -> None:
+    found = choose(POINTS, GRIDS["small"].patterns)
+    assert {point.kind for point in found} == {point.kind for point in POINTS}
+    for kind in ("proxy", "tokenize"):
+        mine = [point.workload for point in found if point.kind == kind]
+        assert {work.body_bytes for work in mine} == set(SIZES.values())
+        assert {work.clients for work in mine} == set(SMALL_CLIENTS) <= set(CLIENTS)
+    assert GRIDS["full"].patterns == ("*",)
+
+
+def test_estimate_of_the_small_grid_is_about_what_its_help_says(tmp_path: Path) -> None:
+    small = GRIDS["small"]
+    one = replace(
+        plan(*FRONT_ENDS, rounds=small.rounds), points=choose(all_points(small.seconds), small.patterns)
+    )
+    text = estimate(one, State(tmp_path / "s.jsonl", CONDITIONS, {}))
+    assert 20 <= int(text.split()[1]) <= 32 and "25 minutes" in small.what
 
 
 def test_a_pattern_that_matches_nothing_is_refused() -> None:
