@@ -70,20 +70,20 @@ class State(IntEnum):
 class _Word:
     """One u64 of a row or of the node area, as an attribute."""
 
-    __slots__ = ("_offset",)
+    __slots__ = ("offset",)
 
     def __init__(self, byte_offset: int) -> None:
-        self._offset = byte_offset // 8
+        self.offset = byte_offset // 8
 
     @overload
     def __get__(self, owner: None, kind: type[Any]) -> _Word: ...
     @overload
     def __get__(self, owner: _Words, kind: type[Any]) -> int: ...
     def __get__(self, owner: _Words | None, kind: type[Any]) -> int | _Word:
-        return self if owner is None else owner.words[owner.base + self._offset]
+        return self if owner is None else owner.words[owner.base + self.offset]
 
     def __set__(self, owner: _Words, value: int) -> None:
-        owner.words[owner.base + self._offset] = value
+        owner.words[owner.base + self.offset] = value
 
 
 class _Words:
@@ -119,6 +119,23 @@ class BoardRow(_Words):
         self.seat = seat
         start = _NODE_BYTES + seat * _ROW_BYTES + _CPUS_OFFSET
         self._bytes = segment.bytes[start : start + _CPUS_BYTES]
+
+    @property
+    def busy_word(self) -> int:
+        """Return which of ``words`` is ``busy``: to read it so costs a quarter of the attribute."""
+        return self.base + BoardRow.busy.offset
+
+    @property
+    def job_deadline_word(self) -> int:
+        return self.base + BoardRow.job_deadline_ns.offset
+
+    @property
+    def epoch_word(self) -> int:
+        return self.base + BoardRow.epoch.offset
+
+    @property
+    def state_word(self) -> int:
+        return self.base + BoardRow._state.offset
 
     @property
     def role(self) -> Role | None:

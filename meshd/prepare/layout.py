@@ -22,15 +22,15 @@
           +512  descriptors 16 × 64 bytes                                       I/O process
           +1536 completions 16 × 64 bytes                                       prepare worker ¹
 
-    descriptor (8 words)                          completion (8 words)
+    descriptor (8 words)                          completion (5 words, and 3 that nobody uses)
       0  sequence                                   0  sequence
       1  body_offset      in the I/O seat's slab    1  outcome
       2  body_length                                2  view_length
       3  view_offset                                3  claimed_ns
       4  view_capacity                              4  finished_ns
-      5  start_by_ns      not started after this    5  0
-      6  endpoint | needs << 16 | attempt << 32     6  0
-      7  finish_by_ns     no answer wanted after    7  0
+      5  start_by_ns      not started after this
+      6  endpoint | needs << 16 | attempt << 32
+      7  finish_by_ns     no answer wanted after
 
 ¹ after the death of the worker its leader, and no one before the leader has reaped it.
 
@@ -46,7 +46,7 @@ x86-64 fetches lines in pairs.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Final
 
 from meshd.errors import StartupError
 from meshd.memory import HEADER_BYTES, Segment
@@ -73,35 +73,24 @@ _CELL_BYTES: Final = 128
 _PAIR_BYTES: Final = 2560
 
 
-class Descriptor(NamedTuple):
-    """One job as it lies on a submission ring; offsets count from the start of the I/O seat's slab."""
-
-    sequence: int
-    body_offset: int
-    body_length: int
-    view_offset: int
-    view_capacity: int
-    start_by_ns: int
-    job_word: int
-    finish_by_ns: int
-
-    @property
-    def endpoint_number(self) -> int:
-        return self.job_word & 0xFFFF
-
-    @property
-    def needs(self) -> int:
-        return self.job_word >> 16 & 0xFFFF
-
-    @property
-    def attempt(self) -> int:
-        """0, and 1 for the one retry after a death."""
-        return self.job_word >> 32 & 0xFFFF
-
-
 def job_word(endpoint_number: int, needs: int, attempt: int) -> int:
-    """Pack three 16-bit numbers into the seventh word of a descriptor."""
+    """Pack three 16-bit numbers into the seventh word of a descriptor.
+
+    ``attempt``: 0, and 1 for the one retry after a death.
+    """
     return endpoint_number | needs << 16 | attempt << 32
+
+
+def endpoint_number_of(word: int) -> int:
+    return word & 0xFFFF
+
+
+def needs_of(word: int) -> int:
+    return word >> 16 & 0xFFFF
+
+
+def attempt_of(word: int) -> int:
+    return word >> 32 & 0xFFFF
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,22 +32,30 @@ from meshd.prepare.layout import (
     LONG_BODY,
     OUTCOME_FAILED,
     OUTCOME_SKIPPED,
-    Descriptor,
     open_layout,
 )
 from meshd.prepare.ring import Record, WorkerEnd
 
-RunJob = Callable[[Descriptor, memoryview, memoryview, Callable[[], bool]], tuple[int, int]]
-"""Runs one job: descriptor, body, view area, ``should_stop``; returns the outcome and the view's length."""
+RunJob = Callable[[int, memoryview, memoryview, Callable[[], bool]], tuple[int, int]]
+"""Runs one job: job word, body, view area, ``should_stop``; returns the outcome and the view's length."""
 
-_POLL_S: Final = 0.05
+_POLL_MS: Final = 50
 _NEWS_AGE_NS: Final = 100_000
 
 
 class _Source:
     """One I/O process as this worker sees it."""
 
-    __slots__ = ("bell", "end", "epoch_word", "has_news", "row", "slab", "waiting_word")
+    __slots__ = (
+        "bell",
+        "end",
+        "epoch_word",
+        "has_news",
+        "row_epoch_word",
+        "should_stop",
+        "slab",
+        "waiting_word",
+    )
 
     def __init__(
         self,
@@ -59,9 +67,10 @@ class _Source:
         waiting_word: int,
     ) -> None:
         self.end = end
+        self.should_stop: Callable[[], bool] = end.should_stop
         self.slab = slab
         self.bell = bell
-        self.row = row
+        self.row_epoch_word = row.epoch_word
         self.epoch_word = epoch_word
         self.waiting_word = waiting_word
         self.has_news = False  # completions published, bell not rung
@@ -95,7 +104,10 @@ class PrepareWorker:
         self._log_turn_word = layout.log_turn_word(seat)
         self._log_turn = self._words[self._log_turn_word]
         self._reopen_log = reopen_log
-        self._row = board.row(topology.board_prepare(seat))
+        self._row = row = board.row(topology.board_prepare(seat))
+        self._board_words = row.words
+        self._busy_word = row.busy_word
+        self._deadline_word = row.job_deadline_word
         self._bell = bell
         self._run_job = run_job
         self._on_exception = on_exception
@@ -129,10 +141,12 @@ class PrepareWorker:
             self._fall_idle()
             if self._is_retired():
                 break
-            ready = poller.poll(_POLL_S * 1000)
-            if any(fd != self._bell for fd, _ in ready) or self._supervisor is None:
+            ready = poller.poll(_POLL_MS)
+            if len(ready) > 1 or self._supervisor is None:
                 break
             if ready:
+                if ready[0][0] != self._bell:  # the supervisor is gone
+                    break
                 os.eventfd_read(self._bell)  # before looking at the rings: the other order loses wake-ups
             row.beat(self._clock())
         row.state = State.DRAINING
@@ -163,29 +177,42 @@ class PrepareWorker:
 
     def _serve(self, source: _Source, record: Record) -> None:
         end = source.end
-        sequence, body_offset, body_length, view_offset, view_capacity, start_by_ns, _, finish_by_ns = record
+        (
+            sequence,
+            body_offset,
+            body_length,
+            view_offset,
+            view_capacity,
+            start_by_ns,
+            job_word,
+            finish_by_ns,
+        ) = record
         claimed_ns = self._clock()
         if self._news_since_ns:
             self._ring(source, claimed_ns, body_length)
         view_length = 0
-        if end.is_void() or claimed_ns >= start_by_ns or source.row.epoch != self._words[source.epoch_word]:
+        board = self._board_words
+        if (
+            end.is_void()
+            or claimed_ns >= start_by_ns
+            or board[source.row_epoch_word] != self._words[source.epoch_word]
+        ):
             outcome = OUTCOME_SKIPPED
             finished_ns = claimed_ns
         else:
-            row = self._row
-            row.job_deadline_ns = finish_by_ns
+            board[self._deadline_word] = finish_by_ns
             if body_length > LONG_BODY:
-                row.busy = BUSY_LONG  # before telling: whoever pushes from now on sees it
+                board[self._busy_word] = BUSY_LONG  # before telling: whoever pushes from now on sees it
                 self._tell_those_left_waiting()
             else:
-                row.busy = BUSY
+                board[self._busy_word] = BUSY
             slab = source.slab
             try:
                 outcome, view_length = self._run_job(
-                    Descriptor._make(record),
+                    job_word,
                     slab[body_offset : body_offset + body_length],
                     slab[view_offset : view_offset + view_capacity],
-                    end.should_stop,
+                    source.should_stop,
                 )
             except (SystemExit, KeyboardInterrupt):
                 raise
@@ -219,8 +246,8 @@ class PrepareWorker:
 
     def _fall_idle(self) -> None:
         """Say so on the board first: whoever is rung then finds this worker free."""
-        self._row.busy = 0
-        self._row.job_deadline_ns = 0
+        self._board_words[self._busy_word] = 0
+        self._board_words[self._deadline_word] = 0
         words = self._words
         for source in self._sources:
             if source.has_news or words[source.waiting_word]:

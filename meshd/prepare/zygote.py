@@ -21,36 +21,26 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from random import Random
 from typing import TYPE_CHECKING, Any, Final
 
-from meshd.api.endpoints import endpoint_by_number
 from meshd.config import Settings
 from meshd.control import ChildLink, Manifest, ProcessBoard, start_child
-from meshd.errors import MeshError, StartupError
+from meshd.errors import StartupError
 from meshd.log import Log
 from meshd.memory import Segment
 from meshd.metrics.catalog import build_catalog
 from meshd.metrics.cells import MetricRow
 from meshd.prepare.group import PrepareGroup
-from meshd.prepare.layout import (
-    OUTCOME_REFUSED,
-    OUTCOME_SKIPPED,
-    OUTCOME_VIEW,
-    RINGS_KIND,
-    RINGS_VERSION,
-    Descriptor,
-)
+from meshd.prepare.layout import RINGS_KIND, RINGS_VERSION
 from meshd.prepare.tokenizer_board import Copy, TokenizerBoard
 from meshd.prepare.tokenizer_set import DEFAULT_NAME
-from meshd.prepare.worker import PrepareWorker, RunJob
+from meshd.prepare.worker import PrepareWorker
 from meshd.slab import SLAB_KIND
 
 if TYPE_CHECKING:
-    from meshd.prepare.build import ViewBuilder
-    from meshd.prepare.memory_bound import JobMemory
     from meshd.prepare.tokenizer import LoadedTokenizer
     from meshd.prepare.tokenizer_copies import TokenizerCopies
 
@@ -143,7 +133,8 @@ class Leader:
 
     def _make_copies(self) -> TokenizerCopies:
         # What belongs to every worker, imported before the first fork: it is shared, and a fork is quick.
-        import meshd.prepare.build  # noqa: F401
+        import meshd.prepare.build
+        import meshd.prepare.run_job  # noqa: F401
         from meshd.prepare.tokenizer_copies import TokenizerCopies
 
         first_seat = self._manifest.topology.board_leader(0)
@@ -216,6 +207,7 @@ class Leader:
         from meshd.prepare.conversation_cache import ConversationCache
         from meshd.prepare.crosscheck import CrossCheck
         from meshd.prepare.memory_bound import JobMemory
+        from meshd.prepare.run_job import JobRunner
         from meshd.prepare.tokenizer import WorkerTools
         from meshd.prepare.tokenizer_events import CountedEvents
 
@@ -239,7 +231,7 @@ class Leader:
             self._board,
             self._bells[seat],
             self._io_bells,
-            job_runner(builder, JobMemory(_JOB_BYTES, _BYTES_A_BODY_BYTE, _FREE_BODY_BYTES)),
+            JobRunner(builder, JobMemory(_JOB_BYTES, _BYTES_A_BODY_BYTE, _FREE_BODY_BYTES)).run,
             lambda error: log.error("prepare_job_failed", error="".join(traceback.format_exception(error))),
             manifest.supervisor_pid,
             reopen_log=log.reopen,
@@ -263,38 +255,6 @@ class _LoadStopped(BaseException):
 def _trim_heap() -> None:
     """Give freed memory back to the system, which the allocator would keep for later."""
     ctypes.CDLL(None).malloc_trim(0)
-
-
-def job_runner(builder: ViewBuilder, memory: JobMemory | None = None) -> RunJob:
-    """Return the function that turns one descriptor and its body into a result in the view area.
-
-    ``memory``: bounds what a job may allocate; ``None`` for no bound.
-    """
-    from meshd.prepare.build import Stopped
-    from meshd.prepare.codec import ViewTooLarge, encode_answer, encode_refusal, encode_view
-
-    watch = builder.watch
-
-    def run_job(
-        descriptor: Descriptor, body: memoryview, view: memoryview, should_stop: Callable[[], bool]
-    ) -> tuple[int, int]:
-        if memory is not None:
-            memory.prepare_for(len(body))
-        try:
-            endpoint = endpoint_by_number(descriptor.endpoint_number)
-            if endpoint.picks_by == "local":
-                model, answer = builder.answers.answer(endpoint, body, should_stop)
-                return OUTCOME_VIEW, encode_answer(model, answer, watch.stop(), view)
-            result = builder.build(endpoint, descriptor.needs, body, should_stop)
-            return OUTCOME_VIEW, encode_view(result, view)
-        except MeshError as error:
-            return OUTCOME_REFUSED, encode_refusal(error.code, error.message, view, watch.stop())
-        except ViewTooLarge:
-            return OUTCOME_REFUSED, encode_refusal("invalid_request", "The model name is too long.", view)
-        except Stopped:  # nothing was written
-            return OUTCOME_SKIPPED, 0
-
-    return run_job
 
 
 def main(argv: Sequence[str]) -> int:

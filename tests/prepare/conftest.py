@@ -27,7 +27,7 @@ from meshd.prepare.layout import (
     OUTCOME_REFUSED,
     OUTCOME_SKIPPED,
     OUTCOME_VIEW,
-    Descriptor,
+    attempt_of,
     create_rings,
     open_layout,
 )
@@ -228,9 +228,7 @@ class HandWorker:
         self.end.settle(self.pool.clock())
 
 
-def play(
-    descriptor: Descriptor, body: memoryview, view: memoryview, gates: tuple[int, int]
-) -> tuple[int, int]:
+def play(job_word: int, body: memoryview, view: memoryview, gates: tuple[int, int]) -> tuple[int, int]:
     """The job of forked workers; the body says what happens."""
     started, gate = gates
     kind, _, text = bytes(body).decode().partition(":")
@@ -239,7 +237,7 @@ def play(
         os.eventfd_read(gate)
     if kind == "slow":
         time.sleep(float(text))
-    if kind == "die" or (kind == "die-once" and descriptor.attempt == 0):
+    if kind == "die" or (kind == "die-once" and attempt_of(job_word) == 0):
         os.kill(os.getpid(), signal.SIGKILL)
     if kind == "raise":
         raise BaseException("a panic")
@@ -248,7 +246,7 @@ def play(
     if kind == "fail":
         return OUTCOME_FAILED, 0
     times = StageTimes(1000, 0, 2000, 3000)
-    return OUTCOME_VIEW, encode_view(RoutingView(f"{text}@{descriptor.attempt}", stage_ns=times), view)
+    return OUTCOME_VIEW, encode_view(RoutingView(f"{text}@{attempt_of(job_word)}", stage_ns=times), view)
 
 
 class Pool:
@@ -311,7 +309,7 @@ class Pool:
                 self.board,
                 self.bells[seat],
                 self.io_bells,
-                lambda descriptor, body, view, _: play(descriptor, body, view, (self.started, self.gate)),
+                lambda job_word, body, view, _: play(job_word, body, view, (self.started, self.gate)),
                 lambda error: None,
                 supervisor_pid,
             ).run()

@@ -14,10 +14,12 @@ from meshd.prepare.layout import (
     RECORD_BYTES,
     RINGS_KIND,
     RINGS_VERSION,
-    Descriptor,
     RingsLayout,
+    attempt_of,
     create_rings,
+    endpoint_number_of,
     job_word,
+    needs_of,
     open_layout,
 )
 
@@ -94,5 +96,5 @@ def test_a_pair_of_seats_that_do_not_exist_is_an_index_error() -> None:
 
 
 def test_the_job_word_holds_endpoint_needs_and_attempt() -> None:
-    descriptor = Descriptor(1, 2, 3, 4, 5, 6, job_word(513, 0x8007, 1), 8)
-    assert (descriptor.endpoint_number, descriptor.needs, descriptor.attempt) == (513, 0x8007, 1)
+    word = job_word(513, 0x8007, 1)
+    assert (endpoint_number_of(word), needs_of(word), attempt_of(word)) == (513, 0x8007, 1)

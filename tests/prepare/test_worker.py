@@ -16,7 +16,6 @@ from meshd.prepare.layout import (
     OUTCOME_FAILED,
     OUTCOME_SKIPPED,
     OUTCOME_VIEW,
-    Descriptor,
 )
 from meshd.prepare.worker import PrepareWorker
 
@@ -44,7 +43,7 @@ class Harness:
         self.pool.rings.words[self.retire_word] = os.getpid()
 
     def run_job(
-        self, descriptor: Descriptor, body: memoryview, view: memoryview, should_stop: Callable[[], bool]
+        self, job_word: int, body: memoryview, view: memoryview, should_stop: Callable[[], bool]
     ) -> tuple[int, int]:
         text = bytes(body).decode().rstrip()
         self.ran.append(text)
@@ -78,7 +77,10 @@ class Harness:
     def outcomes(self, seat: int = 0) -> list[tuple[int, int]]:
         """Outcome and length of every completion."""
         end = self.doors[seat].client._lanes[0].end
-        return [(record[1], record[2]) for record in iter(end.pop, None)]
+        outcomes = []
+        while end.pop():
+            outcomes.append((end.outcome, end.view_length))
+        return outcomes
 
     def rung(self, seat: int) -> int:
         try:

@@ -1,4 +1,4 @@
-"""The leader as a real process, started as the supervisor starts it; and what a job runner answers."""
+"""The leader as a real process, started as the supervisor starts it."""
 
 from __future__ import annotations
 
@@ -19,17 +19,12 @@ import pytest
 
 import meshd
 from meshd.api.endpoints import ENDPOINTS
-from meshd.api.view import NEEDS_TOKENS, RoutingView
+from meshd.api.view import NEEDS_TOKENS
 from meshd.config import Settings
 from meshd.control import Manifest, Role, State
-from meshd.errors import MeshError
 from meshd.memory import Segment
 from meshd.metrics import layout as metric_cells
-from meshd.prepare.codec import HEAD_BYTES, TIMES_BYTES, decode_result, stage_seconds
-from meshd.prepare.layout import OUTCOME_REFUSED, OUTCOME_SKIPPED, OUTCOME_VIEW, Descriptor, job_word
-from meshd.prepare.stopwatch import Stopped, Stopwatch
 from meshd.prepare.tokenizer_board import Copy, Desired, Entry, TokenizerBoard
-from meshd.prepare.zygote import job_runner
 
 MakePool = Callable[..., Any]
 CHAT = next(endpoint for endpoint in ENDPOINTS if endpoint.path == "/v1/chat/completions")
@@ -268,53 +263,3 @@ def test_a_successor_that_is_not_wanted_ends_and_leaves_the_workers_alone(make_p
 def become_subreaper() -> None:
     """Be what the supervisor is to orphaned workers."""
     assert ctypes.CDLL(None).prctl(36, ctypes.c_ulong(1), 0, 0, 0) == 0
-
-
-class FakeBuilder:
-    """Answers with a view or raises."""
-
-    def __init__(self, answer: RoutingView | BaseException) -> None:
-        self.answer = answer
-        self.watch = Stopwatch(iter(range(5, 1000, 5)).__next__)
-        self.watch.start()
-
-    def build(
-        self, endpoint: Any, needs: int, body: memoryview, should_stop: Callable[[], bool]
-    ) -> RoutingView:
-        assert endpoint is CHAT and needs == 3
-        if isinstance(self.answer, BaseException):
-            raise self.answer
-        return self.answer
-
-
-def run(
-    answer: RoutingView | BaseException, view_bytes: int = 1000
-) -> tuple[int, Any, dict[str, list[float]]]:
-    view = memoryview(bytearray(view_bytes))
-    descriptor = Descriptor(1, 0, 0, 0, view_bytes, 0, job_word(CHAT.number, 3, 0), 0)
-    runner = job_runner(FakeBuilder(answer))  # type: ignore[arg-type]
-    outcome, length = runner(descriptor, memoryview(b"{}"), view, lambda: False)
-    if not length:
-        return outcome, None, {}
-    times = bytes(view[:TIMES_BYTES])
-    return outcome, decode_result(view[:length]), dict(stage_seconds([times]))
-
-
-def test_a_view_a_refusal_and_a_stop_are_told_apart() -> None:
-    outcome, view, _ = run(RoutingView("m"))
-    assert (outcome, view.model) == (OUTCOME_VIEW, "m")
-    outcome, refusal, times = run(MeshError("invalid_request", "messages is missing"))
-    assert outcome == OUTCOME_REFUSED
-    assert (refusal.code, refusal.message) == ("invalid_request", "messages is missing")
-    assert times == {"json_parse": [5e-9]}, "the time until it refused counts too"
-    assert run(Stopped()) == (OUTCOME_SKIPPED, None, {})
-
-
-def test_a_view_that_does_not_fit_is_a_refusal_that_does() -> None:
-    outcome, refusal, _ = run(RoutingView("m" * 1000), HEAD_BYTES + 60)
-    assert (outcome, refusal.code) == (OUTCOME_REFUSED, "invalid_request")
-
-
-def test_an_exception_is_the_workers_to_catch() -> None:
-    with pytest.raises(ZeroDivisionError):
-        run(ZeroDivisionError())

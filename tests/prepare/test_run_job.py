@@ -1,0 +1,69 @@
+"""What a job runner makes of the answers and failures of a builder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from meshd.api.endpoints import ENDPOINTS
+from meshd.api.view import RoutingView
+from meshd.errors import MeshError
+from meshd.prepare.codec import HEAD_BYTES, TIMES_BYTES, decode_result, stage_seconds
+from meshd.prepare.layout import OUTCOME_REFUSED, OUTCOME_SKIPPED, OUTCOME_VIEW, job_word
+from meshd.prepare.run_job import JobRunner
+from meshd.prepare.stopwatch import Stopped, Stopwatch
+from meshd.prepare.tokenize import TokenizerAnswers
+
+CHAT = next(endpoint for endpoint in ENDPOINTS if endpoint.path == "/v1/chat/completions")
+
+
+class FakeBuilder:
+    """Answers with a view or raises."""
+
+    def __init__(self, answer: RoutingView | BaseException) -> None:
+        self.answer = answer
+        self.watch = Stopwatch(iter(range(5, 1000, 5)).__next__)
+        self.watch.start()
+        self.answers = TokenizerAnswers(None, 0, self.watch)
+
+    def build(
+        self, endpoint: Any, needs: int, body: memoryview, should_stop: Callable[[], bool]
+    ) -> RoutingView:
+        assert endpoint is CHAT and needs == 3
+        if isinstance(self.answer, BaseException):
+            raise self.answer
+        return self.answer
+
+
+def run(
+    answer: RoutingView | BaseException, view_bytes: int = 1000
+) -> tuple[int, Any, dict[str, list[float]]]:
+    view = memoryview(bytearray(view_bytes))
+    runner = JobRunner(FakeBuilder(answer))
+    outcome, length = runner.run(job_word(CHAT.number, 3, 0), memoryview(b"{}"), view, lambda: False)
+    if not length:
+        return outcome, None, {}
+    times = bytes(view[:TIMES_BYTES])
+    return outcome, decode_result(view[:length]), dict(stage_seconds([times]))
+
+
+def test_a_view_a_refusal_and_a_stop_are_told_apart() -> None:
+    outcome, view, _ = run(RoutingView("m"))
+    assert (outcome, view.model) == (OUTCOME_VIEW, "m")
+    outcome, refusal, times = run(MeshError("invalid_request", "messages is missing"))
+    assert outcome == OUTCOME_REFUSED
+    assert (refusal.code, refusal.message) == ("invalid_request", "messages is missing")
+    assert times == {"json_parse": [5e-9]}, "the time until it refused counts too"
+    assert run(Stopped()) == (OUTCOME_SKIPPED, None, {})
+
+
+def test_a_view_that_does_not_fit_is_a_refusal_that_does() -> None:
+    outcome, refusal, _ = run(RoutingView("m" * 1000), HEAD_BYTES + 60)
+    assert (outcome, refusal.code) == (OUTCOME_REFUSED, "invalid_request")
+
+
+def test_an_exception_is_the_workers_to_catch() -> None:
+    with pytest.raises(ZeroDivisionError):
+        run(ZeroDivisionError())
