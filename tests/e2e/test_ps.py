@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -23,8 +24,14 @@ def ps(*flags: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+def rows_of(node: Node) -> list[dict[str, Any]]:
+    """Return the rows that the command prints for this node."""
+    rows: list[dict[str, Any]] = json.loads(ps("--json").stdout)
+    return [row for row in rows if row["instance"] == node.process.pid]
+
+
 def test_every_process_is_listed_with_what_the_kernel_says(node):
-    rows = node.ps()
+    rows = rows_of(node)
     assert Counter(row["role"] for row in rows) == ROLES
     assert {row["pid"] for row in rows} == {node.process.pid, *node.descendants()}
     for row in rows:
@@ -46,7 +53,7 @@ def test_table_shows_the_same(node):
     head = lines.index(f"meshd on port {node.port}, pid {node.process.pid}")
     columns = ["role", "index", "pid", "cpus", "rss", "pss", "state", "restarts", "uptime"]
     assert lines[head + 1].split() == columns
-    pids = {row["pid"] for row in node.ps()}
+    pids = {row["pid"] for row in rows_of(node)}
     shown = [line.split() for line in lines]
     ours = {int(cells[2]): cells for cells in shown if len(cells) > 9 and cells[2].isdecimal()}
     assert pids <= ours.keys()
@@ -75,4 +82,4 @@ def test_state_restarts_and_pid_follow_what_happens():
 
 
 def row_of(node: Node, role: str) -> dict[str, Any]:
-    return next(row for row in node.ps() if row["role"] == role)
+    return next(row for row in rows_of(node) if row["role"] == role)

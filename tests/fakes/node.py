@@ -15,11 +15,17 @@ import threading
 import time
 import urllib.request
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from prometheus_client.parser import text_string_to_metric_families
+
 from meshd.control import BOARD_KIND, ProcessBoard, Role
+from meshd.supervisor.ps import processes_of
+
+Series = tuple[str, tuple[tuple[str, str], ...]]
 
 START_SECS = 60.0
 HELD = (
@@ -56,6 +62,7 @@ class Node:
         self.raw_lines: list[str] = []
         self._ready: queue.Queue[dict[str, Any] | None] = queue.Queue()
         threading.Thread(target=self._read, daemon=True).start()
+        self._series: dict[str, Series] = {}
         self.url = self.metrics_url = ""
         try:
             ready = self._ready.get(timeout=START_SECS)
@@ -98,12 +105,8 @@ class Node:
     # ------------------------------------------------------------------------------------- observing
 
     def ps(self) -> list[dict[str, Any]]:
-        """Return the rows of ``meshd ps`` that belong to this instance."""
-        text = subprocess.run(
-            [sys.executable, "-m", "meshd", "ps", "--json"], capture_output=True, text=True, check=True
-        ).stdout
-        rows: list[dict[str, Any]] = json.loads(text)
-        return [row for row in rows if row["instance"] == self.process.pid]
+        """Return what ``meshd ps --json`` says of this instance, without the start of an interpreter."""
+        return [asdict(process) for process in processes_of(self.board())]
 
     def board(self) -> ProcessBoard:
         """Attach to the board itself: what it says is what is so at this moment. For reading."""
@@ -131,17 +134,22 @@ class Node:
     def pids(self, role: str) -> list[int]:
         return [row["pid"] for row in self.ps() if row["role"] == role]
 
-    def metrics(self) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
-        """Scrape; samples by name and sorted labels."""
-        from prometheus_client.parser import text_string_to_metric_families
+    def metrics(self) -> dict[Series, float]:
+        """Scrape; samples by name and sorted labels.
 
+        What a series is called is parsed once: tests poll, and the parser takes 30 ms for a whole page.
+        """
         with urllib.request.urlopen(self.metrics_url, timeout=10) as answer:
-            text = answer.read().decode()
-        return {
-            (sample.name, tuple(sorted(sample.labels.items()))): sample.value
-            for family in text_string_to_metric_families(text)
-            for sample in family.samples
-        }
+            lines = answer.read().decode().splitlines()
+        found: dict[Series, float] = {}
+        for line in lines:
+            if line and line[0] != "#":
+                name, _, value = line.rpartition(" ")
+                series = self._series.get(name)
+                if series is None:
+                    series = self._series[name] = _parse_series(line)
+                found[series] = float(value)
+        return found
 
     def metric(self, name: str, **labels: str) -> float:
         """Return the sum of the samples of a name whose labels include ``labels``."""
@@ -268,6 +276,12 @@ def wait_until(condition: Any, what: str, timeout: float = 10.0) -> None:
     while not condition():
         assert time.monotonic() < deadline, what
         time.sleep(0.01)
+
+
+def _parse_series(line: str) -> Series:
+    (family,) = text_string_to_metric_families(line + "\n")
+    (sample,) = family.samples
+    return sample.name, tuple(sorted(sample.labels.items()))
 
 
 def _list(path: str) -> list[str]:
