@@ -33,14 +33,14 @@ from typing import Final, Protocol
 from meshd.control import ProcessBoard, Topology
 from meshd.errors import MeshError
 from meshd.memory import Segment
-from meshd.prepare.codec import CodecFault, Results, stage_seconds
+from meshd.prepare.codec import CodecFault, Results
 from meshd.prepare.dispatch import Dispatcher
 from meshd.prepare.job import Job, JobState, Result
 from meshd.prepare.lane import Lane
 from meshd.prepare.layout import OUTCOME_DIED, OUTCOME_REFUSED, OUTCOME_SKIPPED, OUTCOME_VIEW, open_layout
 from meshd.prepare.pool_health import PoolHealth
 from meshd.prepare.quarantine import take_over
-from meshd.prepare.ring import IoEnd, Record
+from meshd.prepare.ring import IoEnd
 from meshd.slab import BodySlab
 
 __all__ = ["Job", "PrepareClient", "PrepareMetrics", "PrepareSettings", "Result"]
@@ -125,7 +125,6 @@ class PrepareClient:
         self._lanes = lanes
         self._dispatcher = Dispatcher(lanes, seat % max(topology.prepare_workers, 1), now_ns)
         self._results = Results(slab)
-        self._stage_times: list[bytes] = []  # of jobs that ran, packed, not counted yet
         self._health = PoolHealth(lanes, board, rings, layout, seat, now_ns)
         self._words = rings.words
         self._waiting_word = layout.waiting_word(seat)
@@ -136,7 +135,7 @@ class PrepareClient:
         )
         self._others_waiting: tuple[int, ...] = ()  # the ``waiting`` words of live I/O processes
         take_over(lanes, slab)
-        self._words[self._waiting_word] = 0
+        self._words[self._waiting_word] = self._published = 0
         self._words[layout.lost_word(seat)] = lost_jobs
         self._words[layout.epoch_word(seat)] = board.row(topology.board_io(seat)).epoch
         self._look_at_board(now_ns)
@@ -186,7 +185,7 @@ class PrepareClient:
             dispatcher.push(lane, job, now_ns, True)
         else:
             dispatcher.enqueue(job)
-        self._words[self._waiting_word] = waiting + 1
+        self._words[self._waiting_word] = self._published = waiting + 1
 
     def _has_place(self, waiting: int) -> bool:
         """Whether one more job may wait beside ``waiting`` of ours and what the others tell."""
@@ -211,14 +210,20 @@ class PrepareClient:
         Call it when this process's doorbell rang, after reading the eventfd: the other order loses wake-ups.
         """
         for lane in self._lanes:
-            while lane.entries and (record := lane.end.pop()) is not None:
-                self._completed(lane, record)
-        now_ns = self._clock()
-        if self._dispatcher.queued and not any(lane.is_alive for lane in self._lanes):
-            self._look_at_board(now_ns)
-        self._dispatcher.balance(now_ns)
+            while lane.entries and lane.end.pop():
+                self._completed(lane)
+        self._dispatch()
+
+    def _dispatch(self) -> None:
+        """Dispatch what can start, tell the others how much waits, ring the doorbells."""
+        dispatcher = self._dispatcher
+        if dispatcher.has_work:
+            now_ns = self._clock()
+            if dispatcher.queued and not any(lane.is_alive for lane in self._lanes):
+                self._look_at_board(now_ns)
+            dispatcher.balance(now_ns)
         self._publish_waiting()
-        self._dispatcher.flush_doorbells()
+        dispatcher.flush_doorbells()
 
     def flush_doorbells(self) -> None:
         """Ring each worker that got a descriptor since the last call: one eventfd write each."""
@@ -227,21 +232,16 @@ class PrepareClient:
     def check(self, now_ns: int) -> None:
         """Look after deaths, deadlines and lost wake-ups, every 50 ms at most. O(jobs out and waiting)."""
         self._look_at_board(now_ns)
-        self.count_stages()
         self.drain_completions()
         self._expire(now_ns)
-        self._dispatcher.balance(now_ns)
-        self._publish_waiting()
-        self._dispatcher.flush_doorbells()
-        self._metrics.queued(self._words[self._waiting_word])
+        self._dispatch()
+        self._metrics.queued(self._published)
         self._metrics.dispatched(sum(len(lane.unclaimed()) - lane.stacked for lane in self._lanes))
 
     def count_stages(self) -> None:
         """Hand the stage times of the jobs that ran since the last call to the metrics."""
-        if self._stage_times:
-            times, self._stage_times = self._stage_times, []
-            for name, seconds in stage_seconds(times):
-                self._metrics.stage(name, seconds)
+        for name, seconds in self._results.take_seconds():
+            self._metrics.stage(name, seconds)
 
     def close(self) -> None:
         """Take no more jobs, answer those not started ``prepare_pool_closed``; running ones end as ever."""
@@ -254,11 +254,17 @@ class PrepareClient:
 
     # --- results ---
 
-    def _completed(self, lane: Lane, record: Record) -> None:
-        sequence, outcome, view_length, claimed_ns, finished_ns = record[:5]
-        entry = lane.entries.popleft()
+    def _completed(self, lane: Lane) -> None:
+        end = lane.end
+        outcome, view_length, claimed_ns, finished_ns = (
+            end.outcome,
+            end.view_length,
+            end.claimed_ns,
+            end.finished_ns,
+        )
+        entry = lane.entries.pop(0)
         lane.forget(entry)
-        if sequence != entry.sequence:
+        if end.sequence != entry.sequence:
             self._health.tell_fault()
             outcome = -1
         job = entry.job
@@ -309,7 +315,6 @@ class PrepareClient:
             self._fail(job, "prepare_failed", str(fault))
             return
         self._count_run((job.finished_ns - job.claimed_ns) * 1e-9)
-        self._stage_times.append(self._results.times(slot.view_offset))
         if isinstance(result, MeshError):
             self._metrics.rejection(result.code)
         job.state = JobState.FINISHED
@@ -395,7 +400,9 @@ class PrepareClient:
                 self._fail(job, "prepare_worker_died" if job.deaths else "prepare_queue_timeout")
 
     def _publish_waiting(self) -> None:
-        self._words[self._waiting_word] = self._dispatcher.count_waiting()
+        waiting = self._dispatcher.count_waiting()
+        if waiting != self._published:
+            self._words[self._waiting_word] = self._published = waiting
 
     def __repr__(self) -> str:
         return f"PrepareClient({self._dispatcher!r}, closed={self.is_closed})"

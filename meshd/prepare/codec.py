@@ -37,7 +37,6 @@ in ``text_bytes`` the length of the view area that it needs.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
 from typing import Final
 
 from meshd.api.answer import Answer
@@ -196,17 +195,17 @@ def encode_answer(model: str, body: bytes, stages: StageTimes, out: memoryview) 
 
 
 class Results:
-    """Reads the results in the slab of one I/O process. The views that it returns are shared: see there."""
+    """Reads the results in the slab of one I/O process, and keeps the stage times that stand in them.
 
-    __slots__ = ("_known", "_memory")
+    The views that it returns are shared by all requests of equal facts, and never changed.
+    """
+
+    __slots__ = ("_known", "_memory", "_timed")
 
     def __init__(self, slab: BodySlab) -> None:
         self._memory = slab.memory
         self._known: dict[bytes, RoutingView] = {}
-
-    def times(self, offset: int) -> bytes:
-        """Return the stage times of the record at ``offset``, for ``stage_seconds``."""
-        return self._memory[offset : offset + TIMES_BYTES]
+        self._timed: list[bytes] = []  # records, or the beginnings of long ones
 
     def read(self, offset: int, area: memoryview, length: int) -> RoutingView | Answer | MeshError:
         """Return the result in the first ``length`` bytes of ``area``, which lies at ``offset``.
@@ -214,29 +213,38 @@ class Results:
         Nothing returned points into it. Raises ``CodecFault`` for what is no result.
         """
         if length > _KEPT_BYTES:
-            return decode_result(area[:length])
-        facts: bytes = self._memory[offset + TIMES_BYTES : offset + length]
+            result = decode_result(area[:length])
+            self._timed.append(self._memory[offset : offset + TIMES_BYTES])
+            return result
+        record: bytes = self._memory[offset : offset + length]
+        facts = record[TIMES_BYTES:]
         view = self._known.get(facts)
         if view is not None:
+            self._timed.append(record)
             return view
         result = decode_result(area[:length])
+        self._timed.append(record)
         if facts[4] == _PLAIN and isinstance(result, RoutingView):
             if len(self._known) >= _KEPT_VIEWS:
                 self._known.clear()  # names come from strangers
             self._known[facts] = result
         return result
 
+    def take_seconds(self) -> list[tuple[str, list[float]]]:
+        """Return each stage that ran, with the seconds that it took in the jobs read since the last call."""
+        timed, self._timed = self._timed, []
+        return stage_seconds(timed) if timed else []
+
     def __repr__(self) -> str:
         return f"Results({len(self._known)} views known)"
 
 
-def stage_seconds(times: list[bytes]) -> Iterator[tuple[str, list[float]]]:
-    """Yield each stage and the seconds that jobs spent in it; a job without the stage has no part in it."""
-    words = memoryview(b"".join(times)).cast("Q").tolist()
-    for place, name in enumerate(StageTimes._fields):
-        seconds = [ns * 1e-9 for ns in words[place :: len(StageTimes._fields)] if ns]
-        if seconds:
-            yield name, seconds
+def stage_seconds(records: list[bytes]) -> list[tuple[str, list[float]]]:
+    """Return each stage that ran, with the seconds that it took in these records."""
+    words = memoryview(b"".join([record[:TIMES_BYTES] for record in records])).cast("Q").tolist()
+    stages = StageTimes._fields
+    columns = [(name, words[place :: len(stages)]) for place, name in enumerate(stages)]
+    return [(name, [ns * 1e-9 for ns in column if ns]) for name, column in columns if any(column)]
 
 
 def decode_result(data: memoryview) -> RoutingView | Answer | MeshError:

@@ -94,9 +94,9 @@ class Dispatcher:
             if lane.live:
                 if held >= least or held + body_length > STACK_BYTES:
                     continue
-                busy = lane.row.busy
+                busy = lane.busy
             else:
-                busy = lane.row.busy
+                busy = lane.busy
                 if not busy:
                     return lane, True
             if busy == BUSY_LONG:
@@ -142,6 +142,18 @@ class Dispatcher:
                 os.eventfd_write(lane.bell, 1)
             self._dirty.clear()
 
+    @property
+    def has_work(self) -> bool:
+        """Whether ``balance`` might do anything. O(lanes), and far less than that costs."""
+        if self._waiting or self._again:
+            return True
+        lanes = self.lanes
+        if len(lanes) > 1:
+            for lane in lanes:
+                if lane.live:
+                    return True
+        return False
+
     def balance(self, now_ns: int) -> None:
         """Dispatch what waits and can start; when nothing waits, spread unclaimed jobs over free workers.
 
@@ -179,21 +191,21 @@ class Dispatcher:
                 for entry in entries[len(entries) // 2 :]:
                     self._move(entry, lane, now_ns)
         for donor in donors:
-            if donor.row.busy == BUSY_LONG:
+            if donor.busy == BUSY_LONG:
                 self._escape(donor, now_ns)
 
     def _escape(self, donor: Lane, now_ns: int) -> None:
         """Let nothing stand behind a long job that can stand behind short ones."""
         for entry in donor.unclaimed():
             lane, _ = self.pick(entry.job.body_length)
-            if lane is None or lane is donor or lane.row.busy == BUSY_LONG:
+            if lane is None or lane is donor or lane.busy == BUSY_LONG:
                 return
             self._move(entry, lane, now_ns)
 
     def _spare(self, donor: Lane, now_ns: int) -> list[Entry]:
         """Unclaimed entries that another may run: not those of an idle worker that is just waking up."""
         entries = donor.unclaimed()
-        if not entries or donor.row.busy or not donor.is_alive:
+        if not entries or donor.busy or not donor.is_alive:
             return entries
         return entries if now_ns - entries[0].pushed_ns > _STALE_NS else []
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections import deque
+from typing import Final
 
 from meshd.control import BoardRow, State
 from meshd.prepare.job import Job, JobState
 from meshd.prepare.ring import FULL, IoEnd
+
+_READY: Final = int(State.READY)
 
 
 class Entry:
@@ -38,13 +40,29 @@ class Lane:
     ``stacked``: those that count as waiting. ``is_alive``: whether the board said READY when last asked.
     """
 
-    __slots__ = ("bell", "end", "entries", "is_alive", "is_dirty", "live", "live_bytes", "row", "stacked")
+    __slots__ = (
+        "_board",
+        "_busy_word",
+        "_state_word",
+        "bell",
+        "end",
+        "entries",
+        "is_alive",
+        "is_dirty",
+        "live",
+        "live_bytes",
+        "row",
+        "stacked",
+    )
 
     def __init__(self, end: IoEnd, row: BoardRow, bell: int) -> None:
         self.end = end
         self.row = row
         self.bell = bell
-        self.entries: deque[Entry] = deque()
+        self._board = row.words
+        self._busy_word = row.busy_word
+        self._state_word = row.state_word
+        self.entries: list[Entry] = []  # 16 at most
         self.live = 0
         self.live_bytes = 0
         self.stacked = 0
@@ -52,12 +70,17 @@ class Lane:
         self.is_dirty = False
 
     @property
+    def busy(self) -> int:
+        """What the worker says of itself on the board, see layout.py."""
+        return self._board[self._busy_word]
+
+    @property
     def is_free(self) -> bool:
         """Whether a job pushed now would start at once, as far as one can tell."""
-        return self.is_alive and self.live == 0 and self.end.has_room and not self.row.busy
+        return self.is_alive and self.live == 0 and self.end.has_room and not self.busy
 
     def look_at_board(self) -> None:
-        self.is_alive = self.row.state is State.READY
+        self.is_alive = self._board[self._state_word] == _READY
 
     def push(self, job: Job, sequence: int, now_ns: int, is_stacked: bool) -> None:
         """Submit the job's descriptor; the caller has looked that there is room."""

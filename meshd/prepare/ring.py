@@ -32,33 +32,43 @@ from meshd.prepare.layout import DEPTH, OUTCOME_DIED, OUTCOME_SKIPPED, RECORD_BY
 
 FULL: Final = -1
 _MASK: Final = DEPTH - 1
-_RECORD: Final = struct.Struct("@8Q")  # payload only; shared counters are item stores of the word view
+# Payload only; shared counters are item stores of the word view.
+_DESCRIPTOR: Final = struct.Struct("@8Q")
+_COMPLETION: Final = struct.Struct("@5Q")
 
-Record = tuple[int, int, int, int, int, int, int, int]
+Record = tuple[int, ...]
+"""The words of a descriptor. Of no fixed length for mypyc, which would take each word out and put it back."""
 
 
 class IoEnd:
     """The I/O process's end of one pair.
 
     ``tail``: descriptors pushed. ``taken``: completions popped. A successor of a dead I/O process goes on
-    where the shared words are.
+    where the shared words are. ``sequence`` and what follows are the completion that was popped last.
     """
 
     __slots__ = (
         "_bytes",
         "_completions",
         "_descriptors",
+        "_done",
         "_done_word",
         "_head_word",
         "_layout",
         "_tail_word",
         "_taken_word",
         "_words",
+        "claimed_ns",
+        "finished_ns",
+        "outcome",
+        "sequence",
         "tail",
         "taken",
+        "view_length",
     )
 
     def __init__(self, segment: Segment, layout: PairLayout) -> None:
+        self.sequence = self.outcome = self.view_length = self.claimed_ns = self.finished_ns = 0
         self._bytes = segment.bytes
         self._words = segment.words
         self._layout = layout
@@ -70,6 +80,7 @@ class IoEnd:
         self._completions = layout.completions_at
         self.tail = self._words[layout.tail_word]
         self.taken = self._words[layout.taken_word]
+        self._done = self.taken  # below here completions are known to be there
 
     def attach(self) -> list[Record]:
         """Take over from a predecessor: void its descriptors, and return those that are still out.
@@ -103,7 +114,7 @@ class IoEnd:
         index = self.tail
         if index - self.taken >= DEPTH:
             return FULL
-        _RECORD.pack_into(
+        _DESCRIPTOR.pack_into(
             self._bytes,
             self._descriptors + (index & _MASK) * RECORD_BYTES,
             sequence,
@@ -122,17 +133,22 @@ class IoEnd:
         """Say that a descriptor shall not run, or that its running job shall stop between stages."""
         self._words[self._layout.withdrawn_word + (index & _MASK)] = sequence
 
-    def pop(self) -> Record | None:
-        """Consume one completion: sequence, outcome, view_length, claimed_ns, finished_ns, three zeros."""
+    def pop(self) -> bool:
+        """Consume the next completion into the attributes of this object; False if there is none."""
         index = self.taken
-        if self._words[self._done_word] == index:
-            return None
-        record: Record = _RECORD.unpack_from(self._bytes, self._completions + (index & _MASK) * RECORD_BYTES)
+        if index == self._done:
+            self._done = self._words[self._done_word]
+            if index == self._done:
+                return False
+        words: tuple[int, int, int, int, int] = _COMPLETION.unpack_from(
+            self._bytes, self._completions + (index & _MASK) * RECORD_BYTES
+        )
+        self.sequence, self.outcome, self.view_length, self.claimed_ns, self.finished_ns = words
         self._words[self._taken_word] = self.taken = index + 1
-        return record
+        return True
 
     def _descriptor(self, index: int) -> Record:
-        return _RECORD.unpack_from(self._bytes, self._descriptors + (index & _MASK) * RECORD_BYTES)
+        return _DESCRIPTOR.unpack_from(self._bytes, self._descriptors + (index & _MASK) * RECORD_BYTES)
 
     def __repr__(self) -> str:
         words, layout = self._words, self._layout
@@ -194,7 +210,7 @@ class WorkerEnd:
         if words[layout.tail_word] == head:
             return None
         place = head & _MASK
-        record: Record = _RECORD.unpack_from(self._bytes, self._descriptors + place * RECORD_BYTES)
+        record: Record = _DESCRIPTOR.unpack_from(self._bytes, self._descriptors + place * RECORD_BYTES)
         words[layout.head_word] = self.head = head + 1
         self._mark = layout.withdrawn_word + place
         self._sequence = record[0]
@@ -214,7 +230,7 @@ class WorkerEnd:
     ) -> None:
         """Answer the oldest claimed descriptor."""
         done = self.done
-        _RECORD.pack_into(
+        _COMPLETION.pack_into(
             self._bytes,
             self._completions + (done & _MASK) * RECORD_BYTES,
             sequence,
@@ -222,9 +238,6 @@ class WorkerEnd:
             view_length,
             claimed_ns,
             finished_ns,
-            0,
-            0,
-            0,
         )
         self._words[self._layout.done_word] = self.done = done + 1
 
@@ -240,7 +253,7 @@ class WorkerEnd:
         """
         count = self.head - self.done
         for index in range(self.done, self.head):
-            record = _RECORD.unpack_from(self._bytes, self._descriptors + (index & _MASK) * RECORD_BYTES)
+            record = _DESCRIPTOR.unpack_from(self._bytes, self._descriptors + (index & _MASK) * RECORD_BYTES)
             self.complete(record[0], OUTCOME_DIED, 0, now_ns, now_ns)
         return count
 
