@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import signal
 from collections.abc import Callable, Iterator
@@ -10,6 +11,8 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from meshd.memory import Segment
+
+_PR_SET_CHILD_SUBREAPER = 36
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -47,6 +50,13 @@ def segments_end_with_their_module(monkeypatch_module: pytest.MonkeyPatch) -> It
         with contextlib.suppress(OSError):  # closed already, perhaps
             if os.fstat(fd).st_ino == inode:
                 os.close(fd)
+
+
+@pytest.fixture(autouse=True)
+def orphans_are_ours_for_a_test_at_most() -> Iterator[None]:
+    """Stop being a subreaper, which some tests become: others would inherit what they leave behind."""
+    yield
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, ctypes.c_ulong(0), 0, 0, 0)
 
 
 @pytest.fixture(scope="module")
