@@ -58,8 +58,12 @@ class UpstreamSet:
         self.registrations = Registrations(self.keeper, quiet_log(), is_dp_aware=self.is_dp_aware)
 
     def start(self, *wanted: Announcement | str) -> None:
-        """Start with announcements, or plain ones of URLs."""
+        """Start with announcements, or plain ones of URLs; published once, for a thousand take seconds."""
+        is_prompt, self.is_prompt = self.is_prompt, False
         self.sources.start(Announcement(each) if isinstance(each, str) else each for each in wanted)
+        self.is_prompt = is_prompt
+        if is_prompt:
+            self.run_due()
 
     def activate(self, url: str, *models: str, **facts: Any) -> None:
         self.registrations.activate(url, Discovered(models, **facts))

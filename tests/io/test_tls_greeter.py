@@ -212,7 +212,7 @@ def test_many_clients_at_once_get_their_own_bodies(authority: Authority) -> None
 )
 def test_what_is_not_tls_is_closed_without_an_answer(authority: Authority, first_bytes: bytes) -> None:
     async def run() -> None:
-        async with serving(authority) as it:
+        async with serving(authority, handshake_timeout_s=0.5) as it:  # a part of a record waits for more
             reader, writer = await dial(it, None)
             writer.write(first_bytes)
             try:
