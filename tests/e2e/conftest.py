@@ -25,8 +25,9 @@ def backends() -> Iterator[tuple[Backend, Backend]]:
 
 @pytest.fixture(scope="session")
 def node(backends: tuple[Backend, Backend]) -> Iterator[Node]:
+    """Its tokenizer is proved meanwhile: ``node.wait_until_proved()`` where processes are counted."""
     flags = (*COMMON, "--policy", "prefix_hash", "--tokenizer-path", DEMO_TOKENIZER)
-    with running(*flags, backends=backends) as running_node:
+    with running(*flags, backends=backends, is_settled=False) as running_node:
         yield running_node
 
 

@@ -229,10 +229,14 @@ def test_job_that_loses_two_workers_is_answered_500_and_others_go_on(long_job_no
 @pytest.mark.parametrize("with_leader", [False, True])
 def test_no_child_outlives_a_killed_supervisor_by_2_s(backends, with_leader):
     """Also those prepare workers whose own parent, the leader, has died just before."""
-    with running(*FLAGS, "--demo", "1", backends=backends) as node, SteadyLoad(node, connections=4) as load:
+    with (
+        running(*FLAGS, "--demo", "1", backends=backends, is_settled=False) as node,
+        SteadyLoad(node, connections=4) as load,
+    ):
         load.wait_for_more(20)
         children = node.descendants()
-        assert len(children) == 7  # demo upstream, controller, leader, 2 prepare workers, 2 I/O processes
+        # demo upstream, controller, leader, 2 prepare workers, 2 I/O processes, perhaps a proof
+        assert len(children) >= 7
         if with_leader:
             kill(row_of(node, Role.LEADER))
         os.kill(node.process.pid, signal.SIGKILL)

@@ -149,11 +149,11 @@ def test_unknown_model(client):
     ],
 )
 def test_error_of_the_upstream(client, status, kind):
-    fault = {"x-backend-fault": f"status={status},retry-after=3"}
+    fault = {"x-backend-fault": f"status={status},retry-after=1"}
     error = raised(client.completions.create, kind, model="m1", prompt="a", extra_headers=fault)
     assert error.status_code == status
     assert error.code == "backend_fault"
-    assert error.response.headers["retry-after"] == "3"
+    assert error.response.headers["retry-after"] == "1"
     assert "x-mesh-error-code" not in error.response.headers
 
 

@@ -31,6 +31,7 @@ def rows_of(node: Node) -> list[dict[str, Any]]:
 
 
 def test_every_process_is_listed_with_what_the_kernel_says(node):
+    node.wait_until_proved()
     rows = rows_of(node)
     assert Counter(row["role"] for row in rows) == ROLES
     assert {row["pid"] for row in rows} == {node.process.pid, *node.descendants()}
@@ -49,6 +50,7 @@ def cpu_set(text: str) -> set[int]:
 
 
 def test_table_shows_the_same(node):
+    node.wait_until_proved()
     lines = ps().stdout.splitlines()
     head = lines.index(f"meshd on port {node.port}, pid {node.process.pid}")
     columns = ["role", "index", "pid", "cpus", "rss", "pss", "state", "restarts", "uptime"]

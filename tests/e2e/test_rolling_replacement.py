@@ -147,7 +147,8 @@ def read_to_end(connection: socket.socket) -> bytes:
 
 
 def test_sigterm_during_a_replacement_wins(backends):
-    with running(*FLAGS, *TOKENS, "--shutdown-grace-period-secs", "5", backends=backends) as node:
+    flags = (*FLAGS, *TOKENS, "--shutdown-grace-period-secs", "5")
+    with running(*flags, backends=backends, is_settled=False) as node:
         node.process.send_signal(signal.SIGUSR2)
         wait_until(lambda: count(node, "replacement_started") == 1, "not begun")
         assert node.stop() == 0
