@@ -8,7 +8,7 @@ for nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -19,7 +19,7 @@ from bench.alternate import WARM_UP_S, line_of, turns
 from bench.backend import Backend
 from bench.cpu_sets import Cpus
 from bench.front_ends import FRONT_ENDS
-from bench.goals import OWN, Goal
+from bench.goals import Goal
 from bench.grid import Point, all_points, choose
 from bench.launch import Running
 from bench.rounds import DIRECT, Round, run_round
@@ -52,7 +52,8 @@ Block = list[Turn]
 
 @dataclass(slots=True)
 class Measured:
-    """Rounds by point, and why a front end has none."""
+    """Rounds of one session by point, and why a front end has none. Sessions are not mixed: they lie minutes
+    apart, and a ratio is of rounds that took turns."""
 
     rounds: dict[str, list[Round]] = field(default_factory=dict)
     reasons: dict[str, str] = field(default_factory=dict)
@@ -60,25 +61,28 @@ class Measured:
 
 def sessions_of(
     goals: Sequence[Goal], ours: Sequence[str], present: Sequence[str], seconds: float
-) -> list[list[Block]]:
-    """What must be measured. ``present``: the front ends that can run; the others get no turn."""
+) -> dict[bool, list[Block]]:
+    """What must be measured: that for `Goal.is_own`, and the rest; a session without turns is left out.
+
+    ``present``: the front ends that can run; the others get no turn.
+    """
     known = all_points(seconds)
-    found = []
+    found = {}
     for is_own in (False, True):
         pairs: dict[tuple[str, str], None] = {}
         for goal in goals:
-            if (OWN in goal.over) == is_own:
+            if goal.is_own == is_own:
                 pairs.update(dict.fromkeys(pair for name in ours for pair in goal.needs(name)))
         blocks: dict[str, Block] = {}
         for name, front_end in sorted(pairs, key=lambda pair: _rank(pair[1])):
             if front_end == DIRECT or front_end in present:
                 (point,) = choose(known, [name])
                 blocks.setdefault(point.workload.label, []).append(Turn(point, front_end))
-        found.append(list(blocks.values()))
-    return [blocks for blocks in found if blocks]
+        found[is_own] = list(blocks.values())
+    return {is_own: blocks for is_own, blocks in found.items() if blocks}
 
 
-def seconds_of(sessions: Sequence[Sequence[Block]], rounds: int, seconds: float) -> float:
+def seconds_of(sessions: Iterable[Sequence[Block]], rounds: int, seconds: float) -> float:
     """About how long it takes to measure the sessions, if no round must be tried again."""
     total = 0.0
     for blocks in sessions:

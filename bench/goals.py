@@ -10,7 +10,9 @@ from statistics import median
 from typing import Any, Final
 
 from bench import BenchError
+from bench.grid import SIZES
 from bench.rounds import DIRECT, Round
+from bench.workload import shown_size
 
 GOALS: Final = Path(__file__).parent / "goals.toml"
 OWN: Final = "own"  # the front end that is judged, at another point
@@ -34,6 +36,11 @@ class Goal:
     point: str = ""
     over: tuple[str, ...] = ()
     over_point: str = ""
+
+    @property
+    def is_own(self) -> bool:
+        """Whether a front end is compared with itself."""
+        return OWN in self.over
 
     @property
     def asked(self) -> str:
@@ -186,4 +193,5 @@ def _goals_of(row: Mapping[str, Any]) -> list[Goal]:
 
 
 def _with_size(row: Mapping[str, Any], size: str) -> dict[str, str]:
-    return {name: row[name].replace("{size}", size) for name in ("what", "point", "over_point")}
+    points = {name: row[name].replace("{size}", size) for name in ("point", "over_point")}
+    return {**points, "what": row["what"].replace("{size}", shown_size(SIZES[size]))}

@@ -11,42 +11,20 @@ from pathlib import Path
 from typing import Any, Final
 
 from bench import BenchError
-from bench.backend import Backend
 from bench.chosen import choose_tokenizer, keep, say
-from bench.cpu_sets import Cpus, choose_cpus
-from bench.environment import environment, limits_of_machine
-from bench.front_ends import BASELINE, FRONT_ENDS, absent_programs, stale_builds
+from bench.cpu_sets import choose_cpus
+from bench.environment import environment
+from bench.front_ends import FRONT_ENDS, absent_programs, stale_builds
+from bench.goal_nodes import IDLE_S, ONE_START_S, measure_nodes
 from bench.goal_rounds import Measured, run_session, seconds_of, sessions_of
-from bench.goals import (
-    CPU,
-    IDLE,
-    OWN,
-    START,
-    Goal,
-    Verdict,
-    choose_goals,
-    judge_goal,
-    read_goals,
-    samples_of,
-    table_of_goals,
-)
-from bench.grid import all_points
-from bench.idle_clients import CLIENTS, FLAGS, measure_idle_clients, raise_descriptor_limit
-from bench.launch import Running
+from bench.goals import IDLE, OWN, START, Goal, Verdict, choose_goals, judge_goal, read_goals, samples_of
+from bench.goals_text import markdown
 from bench.machine import describe, require
 from bench.peers import peer_versions
-from bench.rounds import CROWDED_ABOVE, DIRECT
-from bench.start_time import ENTRIES, time_start
-from bench.summary import Row, summarise
 from bench.table import Progress
-from bench.text_table import text_table
-from bench.vocabulary import entries_of, with_entries
 
 OURS: Final = ("meshd", "meshd-compiled")
 STARTS: Final = 5
-IDLE_S: Final = 25.0  # about, of one front end
-ONE_START_S: Final = 6.0
-POLICY: Final = "round_robin"
 
 
 def run_goals(args: argparse.Namespace) -> int:
@@ -65,24 +43,29 @@ def run_goals(args: argparse.Namespace) -> int:
     machine["peers"] = peer_versions()
     sessions = sessions_of(goals, ours, present, seconds)
     starts = 1 if args.quick else STARTS
-    _announce(goals, ours, seconds_of(sessions, rounds, seconds), starts, absent, machine)
-    found = Measured(reasons=dict(absent))
-    turns = sum(rounds * len(block) for blocks in sessions for block in blocks)
-    progress = Progress(turns, say)
-    for blocks in sessions:
-        run_session(blocks, cpus, tokenizer, rounds, found, say=say, step=progress.step)
-    samples = samples_of(found.rounds)
+    _announce(goals, ours, seconds_of(sessions.values(), rounds, seconds), starts, absent, machine)
+    progress = Progress(sum(rounds * len(block) for blocks in sessions.values() for block in blocks), say)
+    found = {is_own: Measured(reasons=dict(absent)) for is_own in (False, True)}
+    for is_own, blocks in sessions.items():
+        run_session(blocks, cpus, tokenizer, rounds, found[is_own], say=say, step=progress.step)
+    samples: dict[tuple[str, str, str], list[float | None]] = {}
     whys: dict[tuple[str, str], str] = {}
     with tempfile.TemporaryDirectory(prefix="meshd-goals-") as directory:
-        _measure_nodes(goals, ours, cpus, tokenizer, Path(directory), starts, samples, whys)
+        measure_nodes(goals, ours, cpus, tokenizer, Path(directory), starts, samples, whys)
+    by_session = {is_own: {**samples_of(one.rounds), **samples} for is_own, one in found.items()}
     verdicts = [
         judge_goal(
-            goal, name, samples, whys.get((goal.measure, name)) or why_absent(goal, name, found.reasons)
+            goal,
+            name,
+            by_session[goal.is_own],
+            whys.get((goal.measure, name)) or why_absent(goal, name, found[goal.is_own].reasons),
         )
         for goal in goals
         for name in ours
     ]
-    text = markdown(verdicts, found, machine, rounds, seconds, digest(tokenizer), samples)
+    told = f"{rounds} of {seconds:g} s each, alternating, each front end warmed up; medians (range of rounds)"
+    about = environment(machine, told, digest(tokenizer))
+    text = markdown(verdicts, found, machine, samples, about)
     path = keep("goals", _raw(verdicts, found, machine, samples))
     path.with_suffix(".md").write_text(text)
     say(f"\n{text}\n{path.with_suffix('.md')}; raw rounds: {path}")
@@ -114,134 +97,9 @@ def why_absent(goal: Goal, ours: str, reasons: Mapping[str, str]) -> str:
     return ""
 
 
-def markdown(
-    verdicts: Sequence[Verdict],
-    found: Measured,
-    machine: Mapping[str, Any],
-    rounds: int,
-    seconds: float,
-    tokenizer: str,
-    samples: Mapping[tuple[str, str, str], Sequence[float | None]],
-) -> str:
-    """The whole report of the goals."""
-    told = f"{rounds} of {seconds:g} s each, alternating, each front end warmed up; medians (range of rounds)"
-    parts = [
-        "# Goals",
-        "Ratios are of CPU time of the whole process tree for one request or event, on one front-end core, "
-        "16 clients unless said, in one run. Written by `python -m bench goals`; the goals are in "
-        "`bench/goals.toml`.",
-        table_of_goals(verdicts),
-        "## Figures behind them",
-        figures_of(found),
-    ]
-    starts = [
-        [name, ", ".join(f"{value:.2f} s" for value in samples[START, "", name] if value is not None)]
-        for figure, _, name in samples
-        if figure == START
-    ]
-    if starts:
-        parts.append(text_table(["front end", "single starts, to the last process"], starts))
-    limits = "\n".join(f"- {text}" for text in (*crowded_of(found), *limits_of_machine(machine)))
-    parts += ["## Limits", limits, *environment(machine, told, tokenizer)]
-    return "\n\n".join(parts) + "\n"
-
-
-def figures_of(found: Measured) -> str:
-    """Medians by point and front end."""
-    head = ["point", "front end", "rate", "CPU µs", "min–max", "p50 ms", "core used", "valid", "notes"]
-    order = [point.name for point in all_points(1.0) if point.name in found.rounds]
-    return text_table(
-        head, [_line(name, row) for name in order for row in summarise(found.rounds[name], BASELINE)]
-    )
-
-
-def crowded_of(found: Measured) -> list[str]:
-    """That others were busy on the front end's core, if they were."""
-    every = [one.strangers for here in found.rounds.values() for one in here if one.front_end != DIRECT]
-    crowded = [share for share in every if share > CROWDED_ABOVE]
-    if not crowded:
-        return []
-    return [
-        f"In {len(crowded)} of {len(every)} rounds others took more than {CROWDED_ABOVE:.0%} of the front "
-        "end's "
-        f"core, up to {max(crowded):.0%}: figures of a busy machine, not for publishing."
-    ]
-
-
 def digest(path: Path) -> str:
     """Enough of a file's SHA-256 to tell it from others."""
     return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
-
-
-def _line(point: str, row: Row) -> list[str]:
-    is_direct, good = row.front_end == DIRECT, row.rounds - row.invalid
-    return [
-        point,
-        row.front_end,
-        f"{row.per_s:,.0f}/s" if good else "–",
-        "–" if is_direct or not good else f"{row.cpu_us:.1f}",
-        "–" if is_direct or not good else f"{row.cpu_us_low:.1f}–{row.cpu_us_high:.1f}",
-        f"{row.p50_us / 1000:.3f}" if good else "–",
-        "–" if is_direct or not good else f"{row.core:.0%}",
-        f"{good} of {row.rounds}",
-        "; ".join(row.notes),
-    ]
-
-
-def _measure_nodes(
-    goals: Sequence[Goal],
-    ours: Sequence[str],
-    cpus: Cpus,
-    tokenizer: Path,
-    directory: Path,
-    starts: int,
-    samples: dict[tuple[str, str, str], list[float | None]],
-    whys: dict[tuple[str, str], str],
-) -> None:
-    """What is measured of a node on its own: idle clients, and the time to start."""
-    measures = {goal.measure for goal in goals}
-    for name in ours:
-        if IDLE in measures:
-            try:
-                samples[IDLE, "", name] = [idle_kib(name, cpus)]
-            except BenchError as error:
-                whys[IDLE, name] = str(error).splitlines()[0]
-                say(f"idle clients of {name}: {error}")
-        if START in measures:
-            try:
-                samples[START, "", name] = list(_starts(name, cpus, tokenizer, directory, starts))
-            except BenchError as error:
-                whys[START, name] = str(error).splitlines()[0]
-                say(f"start of {name}: {error}")
-
-
-def idle_kib(name: str, cpus: Cpus) -> float:
-    """Start one front end, and see what idle clients cost it."""
-    raise_descriptor_limit()
-    with (
-        Backend(cpus.backend) as backend,
-        Running(FRONT_ENDS[name], cpus.front, backend.urls, POLICY, None, FLAGS) as running,
-    ):
-        running.settle()
-        found = measure_idle_clients(running)
-    say(f"{CLIENTS:,} idle clients of {name}: {found:.2f} KiB each")
-    return found
-
-
-def _starts(name: str, cpus: Cpus, tokenizer: Path, directory: Path, starts: int) -> list[float]:
-    wide = with_entries(tokenizer, ENTRIES, directory)
-    entries = entries_of(wide)
-    found = []
-    with Backend(cpus.backend) as backend:
-        time_start(FRONT_ENDS[name], wide, backend)  # files come from the disk here
-        for _ in range(starts):
-            try:
-                found.append(time_start(FRONT_ENDS[name], wide, backend))
-            except BenchError as error:
-                say(f"{error}\nonce more")
-                found.append(time_start(FRONT_ENDS[name], wide, backend))
-            say(f"start of {name} with {entries:,} entries: {found[-1]:.2f} s")
-    return found
 
 
 def _announce(
@@ -265,7 +123,7 @@ def _announce(
 
 def _raw(
     verdicts: Sequence[Verdict],
-    found: Measured,
+    found: Mapping[bool, Measured],
     machine: Mapping[str, Any],
     samples: Mapping[tuple[str, str, str], Sequence[float | None]],
 ) -> dict[str, Any]:
@@ -275,9 +133,13 @@ def _raw(
             {**asdict(verdict), "asked": verdict.goal.asked, "verdict": verdict.word} for verdict in verdicts
         ],
         "samples": [
-            {"figure": figure, "point": point, "front_end": name, "values": list(values)}
-            for (figure, point, name), values in samples.items()
-            if figure not in (CPU, "p50")
+            {"figure": figure, "front_end": name, "values": list(values)}
+            for (figure, _, name), values in samples.items()
         ],
-        "rounds": [{"point": point, **asdict(one)} for point, here in found.rounds.items() for one in here],
+        "rounds": [
+            {"point": point, "is_own": is_own, **asdict(one)}
+            for is_own, session in found.items()
+            for point, here in session.rounds.items()
+            for one in here
+        ],
     }

@@ -11,6 +11,7 @@ import resource
 import socket
 import time
 from contextlib import ExitStack, suppress
+from math import ceil
 from typing import Final
 
 from bench import BenchError, tree
@@ -27,17 +28,31 @@ REQUEST: Final = (
     b"content-length: %d\r\n\r\n%s"
 )
 # the front end would else close the first while the last connects on a slow machine
-FLAGS: Final = ("--client-idle-timeout-secs", "600")
+PATIENT: Final = ("--client-idle-timeout-secs", "600")
+SHARE_FOR_CLIENTS: Final = 0.4  # of its descriptors; an I/O process keeps the rest for upstreams and spare
+EVEN: Final = 0.8  # the kernel does not give each process just as many connections
 
 
-def raise_descriptor_limit(clients: int = CLIENTS) -> None:
-    """Before the front end starts, which inherits it. Raises `BenchError` where it cannot be enough."""
+def flags_for(hard_limit: int, clients: int = CLIENTS) -> tuple[str, ...]:
+    """For meshd: as many I/O processes as it takes to hold the clients under the limit of descriptors."""
+    if hard_limit == resource.RLIM_INFINITY:
+        return PATIENT
+    each = hard_limit * SHARE_FOR_CLIENTS * EVEN
+    return (*PATIENT, "--io-processes", str(ceil((clients + WARM_CLIENTS) / each)))
+
+
+def raise_descriptor_limit(clients: int = CLIENTS) -> int:
+    """Let this process hold so many; returns the hard limit, which the front end inherits.
+
+    Raises `BenchError` where it cannot be enough.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = clients + SPARE_DESCRIPTORS
     if hard != resource.RLIM_INFINITY and hard < wanted:
         raise BenchError(f"{wanted} open files are needed, the hard limit is {hard}: ulimit -Hn {wanted}")
     if soft != resource.RLIM_INFINITY and soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    return hard
 
 
 def measure_idle_clients(running: Running, clients: int = CLIENTS) -> float:

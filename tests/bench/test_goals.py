@@ -24,7 +24,8 @@ from bench.goals import (
     samples_of,
     table_of_goals,
 )
-from bench.goals_command import crowded_of, figures_of, why_absent
+from bench.goals_command import why_absent
+from bench.goals_text import crowded_of, figures_of
 from bench.grid import all_points
 from bench.rounds import DIRECT, Round
 
@@ -67,7 +68,7 @@ def test_the_goals_of_the_project_name_points_and_front_ends_that_exist() -> Non
 def test_a_goal_of_several_sizes_is_one_for_each() -> None:
     (found,) = choose_goals(read_goals(), ["tokenize-128k"])
     assert found.needs("meshd") == [("proxy/128k/16", "meshd"), ("tokenize/128k/16", "meshd")]
-    assert "128k" in found.what
+    assert "128 KiB" in found.what
 
 
 def test_goals_are_chosen_by_how_their_names_begin() -> None:
@@ -174,7 +175,8 @@ def test_table_shows_both_of_ours_beside_what_was_asked() -> None:
 
 def test_turns_are_only_what_the_goals_need_and_alternate_by_workload() -> None:
     goals = read_goals()
-    others, own = sessions_of(goals, ["meshd"], EVERYONE, 3.0)
+    sessions = sessions_of(goals, ["meshd"], EVERYONE, 3.0)
+    others, own = sessions[False], sessions[True]
     names = {block[0].point.name: [turn.front_end for turn in block] for block in others}
     assert names["proxy/1k/1"] == [DIRECT, "meshd"]
     assert names["proxy/128k/16"] == ["meshd", "haproxy"]
@@ -185,15 +187,15 @@ def test_turns_are_only_what_the_goals_need_and_alternate_by_workload() -> None:
 
 def test_what_is_not_there_gets_no_turn_and_what_is_not_asked_no_session() -> None:
     goals = choose_goals(read_goals(), ["proxy-1k-rust"])
-    ((block,),) = sessions_of(goals, ["meshd"], ["meshd", "smg"], 3.0)
+    (block,) = sessions_of(goals, ["meshd"], ["meshd", "smg"], 3.0)[False]
     assert [turn.front_end for turn in block] == ["meshd", "smg"]
-    assert sessions_of(choose_goals(read_goals(), ["start", "idle"]), ["meshd"], EVERYONE, 3.0) == []
+    assert sessions_of(choose_goals(read_goals(), ["start", "idle"]), ["meshd"], EVERYONE, 3.0) == {}
 
 
 def test_all_goals_of_both_builds_take_at_most_twelve_minutes_of_rounds() -> None:
     args = make_parser().parse_args(["goals"])
     sessions = sessions_of(read_goals(), args.front_ends, EVERYONE, args.seconds)
-    assert seconds_of(sessions, args.rounds, args.seconds) < 12 * 60
+    assert seconds_of(sessions.values(), args.rounds, args.seconds) < 12 * 60
 
 
 def test_reason_names_what_is_absent() -> None:
@@ -206,6 +208,6 @@ def test_reason_names_what_is_absent() -> None:
 def test_figures_are_shown_with_their_range_and_crowding_is_told() -> None:
     found = Measured(rounds={"proxy/1k/16": [ROUND, replace(ROUND, cpu_us=90.0, strangers=0.4)]})
     assert "| 85.0 | 80.0–90.0 | 0.300 |" in figures_of(found)
-    (told,) = crowded_of(found)
+    (told,) = crowded_of([found])
     assert "1 of 2 rounds" in told and "40%" in told
-    assert crowded_of(Measured(rounds={"proxy/1k/16": [ROUND]})) == []
+    assert crowded_of([Measured(rounds={"proxy/1k/16": [ROUND]})]) == []

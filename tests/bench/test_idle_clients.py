@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import socket
 import subprocess
 import sys
@@ -10,7 +11,15 @@ import sys
 import pytest
 
 from bench import BenchError
-from bench.idle_clients import _is_closed, _read_answer, private_kib, raise_descriptor_limit, request_of
+from bench.idle_clients import (
+    CLIENTS,
+    _is_closed,
+    _read_answer,
+    flags_for,
+    private_kib,
+    request_of,
+)
+from meshd.io.process import connection_cap
 
 ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\n"
 
@@ -19,6 +28,16 @@ def test_a_request_has_a_body_of_the_wanted_size() -> None:
     head, _, body = request_of(1024).partition(b"\r\n\r\n")
     assert len(body) == 1024
     assert b"content-length: 1024" in head
+
+
+@pytest.mark.parametrize(
+    ("limit", "processes"), [(1 << 20, "1"), (20_000, "2"), (10_500, "3"), (resource.RLIM_INFINITY, None)]
+)
+def test_io_processes_are_as_many_as_the_descriptors_ask_for(limit: int, processes: str | None) -> None:
+    flags = flags_for(limit)
+    found = flags[flags.index("--io-processes") + 1] if "--io-processes" in flags else None
+    assert found == processes
+    assert processes is None or int(processes) * connection_cap(limit) > CLIENTS
 
 
 def test_an_answer_is_read_to_its_end() -> None:
@@ -66,4 +85,3 @@ def test_too_low_a_hard_limit_is_said_before_anything_starts() -> None:
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert done.stdout.strip() == "900"
     assert "10500 open files are needed, the hard limit is 1000" in done.stderr
-    assert callable(raise_descriptor_limit)
