@@ -27,7 +27,6 @@ from meshd.api.rank_body import Buffer, ranked_body
 from meshd.io.headers import forwarded_fields, upstream_head
 from meshd.io.leg import Leg, as_error, error_type_of
 from meshd.io.session_assignment import assigned_upstream, session_key
-from meshd.io.tracing import NO_TRACE
 from meshd.io.upstream import UpstreamFailure
 from meshd.routing.availability import NoneAvailable
 from meshd.routing.placement import SessionUnassigned
@@ -41,8 +40,10 @@ if TYPE_CHECKING:
     from meshd.io.http1 import RequestHead, ResponseHead
     from meshd.io.relay import Relay
     from meshd.io.services import Services
+    from meshd.io.tracing import LegTrace
     from meshd.routing.conditions import Outcome
     from meshd.routing.placement import Placement
+    from meshd.routing.upstream import Upstream
 
 BODILESS: Final = ("GET", "HEAD", "DELETE")  # without a body these go out without a length field
 _SAFE_METHODS: Final = ("GET", "HEAD")
@@ -76,9 +77,11 @@ class Attempts:
         "_kept",
         "_resets",
         "_room",
+        "_traced",
         "_tried",
         "_tries",
         "_view",
+        "authority",
         "began_at",
     )
 
@@ -98,6 +101,8 @@ class Attempts:
         self._view = view
         self._room = room
         self._deadline = holder.record.prepared_at + io.settings.request_timeout_secs
+        self._traced: LegTrace | None = None
+        self.authority = ""
         self.began_at = 0.0  # of the last attempt
         self._tries = 0  # attempts, and placements that found nobody
         self._tried: tuple[int, ...] = ()
@@ -107,12 +112,12 @@ class Attempts:
     def __repr__(self) -> str:
         return f"Attempts({self._endpoint.name} tries={self._tries} {self._holder.leg!r})"
 
-    async def run(self) -> tuple[ResponseHead, str]:
-        """Return the response head to relay, and the authority of the upstream that sent it.
+    async def run(self) -> ResponseHead:
+        """Return the response head to relay; ``authority`` is of the upstream that sent it.
 
         Its leg and its placement are the holder's. Raises ``MeshError`` when there is none.
         """
-        io, view = self._io, self._view
+        io, view, holder = self._io, self._view, self._holder
         if io.director.needs_session:
             view = self._view = view.for_session(session_key(self._head))
         while True:
@@ -128,24 +133,36 @@ class Attempts:
                 if self._kept is None:
                     raise
                 return self._take_back(self._kept)
+            address, self.authority = io.pool.target(placement.upstream)
+            request, buffers = self._message(placement.upstream)
+            leg = holder.leg = Leg(io, self._deadline)
+            # After a reset a second connection is not risked too: each attempt would count twice at servers.
+            needs_fresh = view.creates_state or self._resets > 0
+            failure: UpstreamFailure | None = None
             try:
-                response, authority = await self._ask(placement)
-            except UpstreamFailure as failure:
+                response = await leg.ask(address, self._head.method, request, buffers, needs_fresh)
+            except UpstreamFailure as caught:
+                failure = caught
+            finally:
+                holder.record.is_reused = leg.is_reused
+                if self._traced is not None:
+                    self._traced.end(io.clock(), leg)
+            if failure is not None:
                 self._note_failure(failure)
                 if self._may_repeat(failure) and await self._wait_for_retry(placement):
                     continue
                 raise as_error(failure, placement.upstream.url) from failure
             status = response.status
-            self._io.metrics.upstream_response(status)
+            io.metrics.upstream_response(status)
             if status < 400:
-                return response, authority
+                return response
             self._note_error(placement, response)
-            is_retried = self._io.director.retry_rules.is_retried(status) and self._is_repeatable()
+            is_retried = io.director.retry_rules.is_retried(status) and self._is_repeatable()
             if not is_retried:
-                return response, authority
-            self._kept = _Kept(placement, response, authority)
+                return response
+            self._kept = _Kept(placement, response, self.authority)
             if not await self._wait_for_retry(placement):
-                return response, authority
+                return response
 
     # ------------------------------------------------------------------------------------ one attempt
 
@@ -171,38 +188,30 @@ class Attempts:
         record.placement = placement
         return placement
 
-    async def _ask(self, placement: Placement) -> tuple[ResponseHead, str]:
-        """Send the request to the chosen upstream; raise UpstreamFailure."""
-        io, head, record, view = self._io, self._head, self._holder.record, self._view
-        upstream, endpoint = placement.upstream, self._endpoint
-        address, authority = io.pool.target(upstream)
-        key = upstream.api_key
+    def _message(self, upstream: Upstream) -> tuple[bytes, list[Buffer]]:
+        """Return head and body as the chosen upstream gets them; this begins its span, if there is one."""
+        io, head, record = self._io, self._head, self._holder.record
+        endpoint, key = self._endpoint, upstream.api_key
         client_body = self._room.body[: record.bytes_in]
         rank = upstream.rank_for(endpoint) if upstream.dp_rank is not None else None
         buffers: list[Buffer] = [client_body]
         length = record.bytes_in
         if rank is not None:
-            buffers, length = ranked_body(view, client_body, rank)
-        traced, trace_fields = NO_TRACE if io.tracing is None else io.tracing.leg(record, head, upstream.url)
+            buffers, length = ranked_body(self._view, client_body, rank)
+        trace_fields = b""
+        if io.tracing is not None:
+            self._traced, trace_fields = io.tracing.leg(record, head, upstream.url)
         request = upstream_head(
             head,
             base_path=upstream.base_path,
-            authority=authority,
+            authority=self.authority,
             fields=forwarded_fields(head, key is None, trace_fields),
             body_bytes=length if length or head.method not in BODILESS else None,
             request_id=record.request_id,
             api_key=key,
             sends_x_api_key=key is not None and endpoint.dialect == "messages",
         )
-        leg = self._holder.leg = Leg(io, self._deadline)
-        try:
-            # After a reset a second connection is not risked too: each attempt would count twice at servers.
-            needs_fresh = view.creates_state or self._resets > 0
-            return await leg.ask(address, head.method, request, buffers, needs_fresh), authority
-        finally:
-            record.is_reused = leg.is_reused
-            if traced is not None:
-                traced.end(io.clock(), leg)
+        return request, buffers
 
     def _note_failure(self, failure: UpstreamFailure) -> None:
         kind = error_type_of(failure)
@@ -308,7 +317,7 @@ class Attempts:
             holder.leg.release()
             holder.leg = None
 
-    def _take_back(self, kept: _Kept) -> tuple[ResponseHead, str]:
+    def _take_back(self, kept: _Kept) -> ResponseHead:
         """Return to the answer of the last attempt, for there is no further one."""
         holder = self._holder
         assert holder.leg is not None
@@ -317,7 +326,8 @@ class Attempts:
             raise as_error(failure, kept.placement.upstream.url)
         lost = kept.placement
         holder.placement = self._io.director.hold(lost.upstream, lost.policy, lost.reason)
-        return kept.response, kept.authority
+        self.authority = kept.authority
+        return kept.response
 
 
 def report_answer(io: Services, holder: Holder, status: int, relay: Relay, began_at: float) -> None:

@@ -4,8 +4,8 @@
 
 `run` is one strand per request (strand.py). Whatever happens, `_finish` runs exactly once and gives
 everything back: load, connection, ticket, slot; its record goes to the ledger, which counts and logs it later
-(account.py), and the client's connection goes on. Two events come from outside: the client leaves (`client_gone`), and
-timers (`check_timers`).
+(account.py), and the client's connection goes on. Two events come from outside: the client leaves
+(`client_gone`), and timers (`check_timers`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import traceback
 from collections.abc import Collection
 from typing import TYPE_CHECKING
 
-from meshd.api.endpoints import Endpoint
+from meshd.api.endpoints import Endpoint, Match
 from meshd.api.view import RoutingView
 from meshd.errors import MeshError
 from meshd.io.account import Record
@@ -44,7 +44,7 @@ from meshd.io.request_checks import (
 )
 from meshd.io.response import downstream_framing, make_relay
 from meshd.io.routes import Route, check_asking, check_reading
-from meshd.strand import Strand
+from meshd.strand import Promise, Strand
 
 if TYPE_CHECKING:
     from meshd.admission.gate import Ticket
@@ -108,8 +108,26 @@ class Exchange(Strand):
 
     async def run(self) -> None:
         """Serve the request; returns when everything it held has been given back."""
+        io = self._io
         try:
-            await self._serve()
+            route = io.routes.find(self._head.path)
+            if route is not None:
+                await self._serve_route(route)
+                return
+            endpoint, resource_id = self._find_endpoint()
+            if endpoint.picks_by == "local" and not endpoint.has_prepare_job:
+                self._answer(*io.routes.models())
+                return
+            self.record.endpoint = endpoint.label
+            check_endpoint_head(endpoint, self._head, io.max_body_bytes)
+            self._ticket = io.director.try_admit() or await wait_for_ticket(io)
+            io.metrics.tickets_granted.inc()
+            if endpoint.picks_by == "fan_out":
+                await self._serve_resource(endpoint, resource_id)
+            elif endpoint.picks_by == "local":
+                await self._serve_prepared(endpoint)
+            else:
+                await self._serve_endpoint(endpoint)
         except MeshError as error:
             self._answer_error(error)
         except asyncio.CancelledError:
@@ -123,31 +141,15 @@ class Exchange(Strand):
 
     # -------------------------------------------------------------------------------- straight-line life
 
-    async def _serve(self) -> None:
-        io, head = self._io, self._head
-        route = io.routes.find(head.path)
-        if route is not None:
-            await self._serve_route(route)
-            return
+    def _find_endpoint(self) -> Match:
+        head, endpoints = self._head, self._io.endpoints
         try:
-            endpoint, resource_id = io.endpoints.find(head.method, head.path)
+            match = endpoints.find(head.method, head.path)
         except MeshError:
-            self._begin(io.endpoints.template_of(head.path), "req-")
+            self._begin(endpoints.template_of(head.path), "req-")
             raise
-        self._begin(endpoint.path, endpoint.id_prefix)
-        if endpoint.picks_by == "local" and not endpoint.has_prepare_job:
-            self._answer(*io.routes.models())
-            return
-        self.record.endpoint = endpoint.label
-        check_endpoint_head(endpoint, head, io.max_body_bytes)
-        self._ticket = io.director.try_admit() or await wait_for_ticket(io)
-        io.metrics.tickets_granted.inc()
-        if endpoint.picks_by == "fan_out":
-            await self._serve_resource(endpoint, resource_id)
-        elif endpoint.picks_by == "local":
-            await self._serve_prepared(endpoint)
-        else:
-            await self._serve_endpoint(endpoint)
+        self._begin(match.endpoint.path, match.endpoint.id_prefix)
+        return match
 
     async def _serve_route(self, route: Route) -> None:
         """Answer what is no inference: health, information, and what the controller answers."""
@@ -163,7 +165,7 @@ class Exchange(Strand):
             await self._serve_explanation()
         elif route.kind == "first_upstream":
             check_reading(head.method)
-            await self._relay_response(None, *await ask_first_upstream(io, self, head))
+            await self._relayed(None, *await ask_first_upstream(io, self, head))
         else:
             self._answer(*io.routes.answer(route, head.method))
 
@@ -183,8 +185,10 @@ class Exchange(Strand):
         self._note_view(endpoint, view)
 
         attempts = Attempts(io, self, self._head, endpoint, view, room)
-        response, authority = await attempts.run()
-        await self._relay_response(endpoint, response, authority)
+        response = await attempts.run()
+        ending = self._begin_relay(endpoint, response, attempts.authority)
+        if ending is not None:
+            await ending
         if self._relay is not None:
             report_answer(io, self, response.status, self._relay, attempts.began_at)
 
@@ -217,7 +221,7 @@ class Exchange(Strand):
         record.placement = self.placement
         record.upstream, record.reason = self.placement.upstream.url, self.placement.reason
         record.attempts = len(origins)
-        await self._relay_response(endpoint, response, authority)
+        await self._relayed(endpoint, response, authority)
         if self._relay is not None:
             report_answer(io, self, response.status, self._relay, record.ticket_at)
 
@@ -251,12 +255,18 @@ class Exchange(Strand):
         record.model_label = io.director.model_label(view.model)
         record.routed = io.metrics.routed(record.model_label, endpoint.label, view.wants_stream)
 
-    async def _relay_response(
+    async def _relayed(self, endpoint: Endpoint | None, response: ResponseHead, authority: str) -> None:
+        ending = self._begin_relay(endpoint, response, authority)
+        if ending is not None:
+            await ending
+
+    def _begin_relay(
         self, endpoint: Endpoint | None, response: ResponseHead, authority: str
-    ) -> None:
+    ) -> Promise[str] | None:
+        """Relay the response; None if it was all there, and is relayed."""
         io, head, record, leg = self._io, self._head, self.record, self.leg
         assert leg is not None and leg.connection is not None
-        record.head_at = io.clock()
+        record.head_at = leg.connection.last_byte_at
         record.status = response.status
         framing, line = downstream_framing(head, response)
         self._closes = framing == "close" or self._must_close()
@@ -265,10 +275,10 @@ class Exchange(Strand):
         relay = self._relay = make_relay(
             endpoint, response, record, self._downstream, leg.connection, framing
         )
-        if leg.connection.is_sent:
+        if not leg.connection.is_early:
             self._release_room()  # no retry can follow once the head has gone out
         io.metrics.response(response.status, "")
-        record.outcome = await relay.run(
+        return relay.begin(
             downstream_head(
                 response,
                 request_id=record.request_id,
@@ -279,7 +289,6 @@ class Exchange(Strand):
                 extra=self._extra_fields(),
             )
         )
-        self._closes = self._closes or relay.is_cut
 
     def _must_close(self) -> bool:
         return not self._head.keeps_alive or self._io.is_draining or self._downstream.must_close_after()
@@ -298,7 +307,7 @@ class Exchange(Strand):
         room = await self._receive_body(MAX_ADMIN_BODY_BYTES)
         leg = self.leg = Leg(io, io.clock() + CONTROLLER_SECS)
         response = await ask_controller(leg, io, self._head, self.record, room)
-        await self._relay_response(None, response, CONTROLLER_AUTHORITY)
+        await self._relayed(None, response, CONTROLLER_AUTHORITY)
 
     async def _serve_explanation(self) -> None:
         """Tell where a request would go; its body takes the place of the one that asks."""
@@ -408,6 +417,8 @@ class Exchange(Strand):
         if self._ticket is not None:
             self._ticket.release()
         io.exchanges.discard(self)
+        if self._relay is not None:
+            self._closes = self._closes or self._relay.is_cut
         self._hand_in()
         if self.record.is_client_gone:
             return
@@ -421,7 +432,9 @@ class Exchange(Strand):
         record.finished_at = io.clock()
         record.client = self._downstream.peer
         record.head = self._head
-        record.relay = self._relay
+        relay = record.relay = self._relay
+        if relay is not None and not record.outcome:
+            record.outcome = relay.outcome
         io.ledger.add(record)
 
     def _log_fault(self, error: Exception) -> None:

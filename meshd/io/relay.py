@@ -41,7 +41,7 @@ class Client(Protocol):
 
 
 class Relay:
-    """One response on its way to one client; `done` resolves to its outcome when nothing more will come.
+    """One response on its way to one client; `begin` promises its outcome, when nothing more will come.
 
     Outcomes: `completed`, `backend_error` (the upstream's own error event), `body_error`. ``is_cut``
     says that the client's connection was or must be closed to show a truncation.
@@ -110,21 +110,21 @@ class Relay:
             f"Relay({self._framing} out={self.bytes_out} outcome={self.outcome or 'running'} {self._sse!r})"
         )
 
-    async def run(self, head: bytes) -> str:
-        """Write ``head``, then relay until the response has ended; return the outcome."""
+    def begin(self, head: bytes) -> Promise[str] | None:
+        """Write ``head`` and what came with it; None if that was the whole response, which has ended then."""
         self._head = head
         self._upstream.attach(self)
         if self._head:
             self._write(b"")
-        if not self.outcome:
-            # What came before may have filled the client's buffer, or an earlier answer still does.
-            if self._downstream.is_write_paused:
-                self.pause()
-            else:
-                self.resume()
-            self._done = Promise[str]()
-            return await self._done
-        return self.outcome
+        if self.outcome:
+            return None
+        # What came before may have filled the client's buffer, or an earlier answer still does.
+        if self._downstream.is_write_paused:
+            self.pause()
+        else:
+            self.resume()
+        done = self._done = Promise[str]()
+        return done
 
     def pause(self) -> None:
         """The client reads too slowly: stop reading its upstream."""

@@ -77,7 +77,6 @@ class UpstreamConnection(asyncio.Protocol):
         "_head",
         "_head_end_scan",
         "_interim",
-        "_is_early",
         "_is_write_paused",
         "_left",
         "_loop",
@@ -92,6 +91,7 @@ class UpstreamConnection(asyncio.Protocol):
         "is_busy",
         "is_closed",
         "is_complete",
+        "is_early",
         "is_local",
         "is_paused",
         "key",
@@ -142,10 +142,10 @@ class UpstreamConnection(asyncio.Protocol):
         self._head: ResponseHead | None = None
         self._chunked: ChunkedDecoder | None = None
         self._left = -1
-        self._pending: list[bytes] = []
+        self._pending = b""
         self._sink: BodySink | None = None
         self._failure: UpstreamFailure | None = None
-        self._is_early = False  # answered before the whole request had gone out
+        self.is_early = False  # answered before the whole request had gone out
         self.is_complete = False
 
     # ------------------------------------------------------------------------------- what others call
@@ -160,11 +160,16 @@ class UpstreamConnection(asyncio.Protocol):
         self.is_busy = True
         self.last_byte_at = self._clock()
         response = self._response = Promise[ResponseHead]()
+        body_bytes = 0
+        for buffer in body:
+            body_bytes += len(buffer)
         # uvloop sends at once, so head and body go together: one system call, and the small copy is cheaper.
-        if sum(map(len, body)) <= JOINED_BODY_BYTES:
-            self.transport.write(b"".join((head, *body)))
-        else:
+        if body_bytes > JOINED_BODY_BYTES:
             self.transport.writelines([head, *body])
+            return response
+        for buffer in body:
+            head += buffer
+        self.transport.write(head)
         return response
 
     @property
@@ -181,10 +186,10 @@ class UpstreamConnection(asyncio.Protocol):
         Reading may have been paused while nobody took the body. The sink alone knows whether its client
         takes more, so it is the one to resume reading.
         """
-        pending, self._pending = self._pending, []
+        pending, self._pending = self._pending, b""
         self._sink = sink
-        for data in pending:
-            sink.body_data(data)
+        if pending:
+            sink.body_data(pending)
         if self._failure is not None:
             sink.body_failed(self._failure)
         elif self.is_complete:
@@ -211,7 +216,7 @@ class UpstreamConnection(asyncio.Protocol):
             and head is not None
             and head.keeps_alive
             and not head.is_close_delimited
-            and not self._is_early
+            and not self.is_early
         )
 
     def is_quiet(self) -> bool:
@@ -308,7 +313,7 @@ class UpstreamConnection(asyncio.Protocol):
                 return
         self._buffer = b""
         self._head = head
-        self._is_early = not self.is_sent
+        self.is_early = not self.is_sent
         if head.is_chunked:
             self._chunked = ChunkedDecoder()
         elif not head.has_body:
@@ -328,15 +333,20 @@ class UpstreamConnection(asyncio.Protocol):
             self._read_chunked(data)
         elif self._left < 0:
             self._deliver(data)
-        elif len(data) < self._left:
-            self._left -= len(data)
-            self._deliver(data)
         else:
-            left = self._left
+            self._read_sized(data)
+
+    def _read_sized(self, data: bytes) -> None:
+        left = self._left - len(data)
+        if left >= 0:
+            self._left = left
+            self._deliver(data)
+            if not left:
+                self._complete(b"")
+        else:
             self._left = 0
-            excess = data[left:]
-            self._deliver(data[:left] if excess else data)
-            self._complete(excess)
+            self._deliver(data[:left])
+            self._complete(data[left:])
 
     def _read_chunked(self, data: bytes) -> None:
         assert self._chunked is not None
@@ -356,8 +366,8 @@ class UpstreamConnection(asyncio.Protocol):
         if self._sink is not None:
             self._sink.body_data(data)
             return
-        self._pending.append(data)
-        if sum(map(len, self._pending)) > MAX_UNATTACHED_BYTES:
+        self._pending = self._pending + data if self._pending else data
+        if len(self._pending) > MAX_UNATTACHED_BYTES:
             self.pause_reading()
 
     def _complete(self, excess: bytes) -> None:

@@ -155,8 +155,8 @@ class Scene:
         room: Any = SimpleNamespace(body=memoryview(BODY))
         io: Any = self
         self.attempts = Attempts(io, self, head, endpoint, RoutingView("m1", **view), room)
-        response, authority = await self.attempts.run()
-        assert self.placement is not None and authority == self.placement.upstream.url[7:]
+        response = await self.attempts.run()
+        assert self.placement is not None and self.attempts.authority == self.placement.upstream.url[7:]
         sink = Sink()
         self.leg.connection.attach(sink)
         await sink.ended.wait()

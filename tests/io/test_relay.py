@@ -71,7 +71,11 @@ class Scene:
             **options,
         )
         self.head = HEADS.get(framing, upstream_head)
-        self.task = asyncio.ensure_future(self.relay.run(self.head))
+        self.task = asyncio.ensure_future(self.run())
+
+    async def run(self) -> str:
+        ending = self.relay.begin(self.head)
+        return self.relay.outcome if ending is None else await ending
 
     async def begin(self) -> Scene:
         await asyncio.sleep(0)
