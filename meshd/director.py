@@ -291,6 +291,11 @@ class Director:
 
     # ----------------------------------------------------------------------------------------- facts
 
+    @property
+    def has_waiting(self) -> bool:
+        """Whether a request of this process waits for room: then a wake-up may be for it."""
+        return self._gate.has_waiting
+
     def poll(self) -> None:
         """Serve those who wait for room; called often, see `Gate.poll`."""
         self._gate.poll()

@@ -39,6 +39,11 @@ class BodyMemory:
         """What requests of this process hold."""
         return self._bytes.own - self._in_hand
 
+    @property
+    def has_waiting(self) -> bool:
+        """Whether a request of this process waits for room."""
+        return self._waiting.own > 0
+
     def reserve(self, body_bytes: int) -> bool:
         """Reserve at once; False without room, or while another request waits for more than is in hand."""
         if body_bytes <= self._in_hand:

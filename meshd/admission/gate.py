@@ -89,6 +89,11 @@ class Gate:
         """Requests of this process that wait for a ticket."""
         return self._waiting.own
 
+    @property
+    def has_waiting(self) -> bool:
+        """Whether a request of this process waits, for a ticket or for body memory."""
+        return self._waiting.own > 0 or self.memory.has_waiting
+
     def try_admit(self) -> Ticket | None:
         """Give a ticket at once; ``None`` without room, or while another request waits.
 

@@ -108,18 +108,19 @@ class ChunkedDecoder:
         """
         if self._state != _SIZE or self._line:
             return 0
-        at, payload = 0, 0
-        while at < len(data):
+        at, payload, size = 0, 0, len(data)
+        while at < size:
             line = _PLAIN_SIZE_LINE.match(data, at)
             if line is None:
                 return 0
+            start = line.end()
             length = int(line[1], 16)
-            end = line.end() + length
-            if not length or data[end : end + 2] != b"\r\n" or not data.endswith(ending, line.end(), end):
+            at = start + length
+            if not length or not data.startswith(b"\r\n", at) or not data.endswith(ending, start, at):
                 return 0
             payload += length
-            at = end + 2
-        self._account(len(data) - 2 * payload)
+            at += 2
+        self._account(size - 2 * payload)
         return payload
 
     def _account(self, framing_bytes: int) -> None:

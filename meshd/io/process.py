@@ -49,8 +49,8 @@ if TYPE_CHECKING:
 
 GC_ALLOCATIONS: Final = 50_000
 SEAT_SECS: Final = 10.0
-TIMER_SECS: Final = 0.1  # how often timers are looked at
-PREPARE_CHECK_SECS: Final = 0.05  # backstop of the prepare rings
+LOOK_SECS: Final = 0.05  # backstop of the prepare rings and of everything that a lost wake-up delays
+TICK_SECS: Final = 2 * LOOK_SECS  # how often timers are looked at
 
 
 class IoProcess:
@@ -114,6 +114,7 @@ class IoProcess:
             lambda: self._handshakes, lambda: self._end(0),
         )  # fmt: skip
         self._ended: asyncio.Future[int] = loop.create_future()
+        self._ticks_now = False
         self._due = time.monotonic()
 
     async def run(self) -> int:
@@ -122,8 +123,7 @@ class IoProcess:
         loop.add_reader(self._bell, self._bell_rang)
         loop.add_reader(self.link.fileno(), self._link_spoke)
         await self._listener.open()
-        self._tick()
-        self._check_prepare()
+        self._look()
         self.link.ready()
         return await self._ended
 
@@ -165,19 +165,23 @@ class IoProcess:
         except BlockingIOError:
             return
         self.prepare.drain_completions()
-        self.services.director.poll()
-        self._registry_watch.check()
+        if self.services.director.has_waiting:
+            self.services.director.poll()
 
-    def _check_prepare(self) -> None:
+    def _look(self) -> None:
+        """Do what is due after some time: one timer for all of it, since each wakes an idle process."""
         self.prepare.check(time.monotonic_ns())
         self.services.director.poll()
         self._registry_watch.check()
-        self._loop.call_later(PREPARE_CHECK_SECS, self._check_prepare)
+        self._ticks_now = not self._ticks_now
+        if self._ticks_now:
+            self._tick()
+        self._loop.call_later(LOOK_SECS, self._look)
 
     def _tick(self) -> None:
         now = time.monotonic()
         self.metrics.loop_lag.observe(max(0.0, now - self._due))
-        self._due = now + TIMER_SECS
+        self._due = now + TICK_SECS
         self.row.beat()
         is_leaving = self._departure.has_begun or bool(self.board.is_draining)
         self.services.is_draining = self.server.is_draining = is_leaving
@@ -190,7 +194,6 @@ class IoProcess:
             self.log.flush()
         self.metrics.flush()
         self._gauges.look(now)  # last: when they are 0, all that has ended is counted
-        self._loop.call_later(TIMER_SECS, self._tick)
 
     def _link_spoke(self) -> None:
         for message in self.link.recv():

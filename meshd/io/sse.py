@@ -187,9 +187,14 @@ class SseRelay:
         """
         if self._held or self.has_sent_partial:
             return False
-        return not self.is_observing or (
-            not self.has_ended and self.has_first_token and not self._is_marked(data)
-        )
+        if not self.is_observing:
+            return True
+        if self.has_ended or not self.has_first_token:
+            return False
+        for mark in self._marks:  # noqa: SIM110 (`any` would make a generator for each event)
+            if mark in data:
+                return False
+        return True
 
     def _is_marked(self, block: bytes) -> bool:
         for mark in self._marks:  # noqa: SIM110 (`any` would make a generator for each event)
