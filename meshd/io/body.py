@@ -7,12 +7,12 @@ its room grow. Both count ``received``; of a body that has failed nothing furthe
 
 from __future__ import annotations
 
-import asyncio
 from typing import Protocol
 
 from meshd.errors import MeshError
 from meshd.io.chunked import ChunkedDecoder, ChunkedError
 from meshd.io.http1 import RequestHead, malformed
+from meshd.strand import Promise
 
 
 class Room(Protocol):
@@ -27,7 +27,7 @@ class Room(Protocol):
 class BodyReceiver:
     """The body of ``head`` on its way into ``room``; ``most``: the largest length of a chunked one.
 
-    ``ready``, if its owner sets one, resolves when the body is whole, or raises why it never will be.
+    ``ready``, if its owner sets one, is kept when the body is whole, or raises why it never will be.
     """
 
     __slots__ = ("_chunked", "_length", "_room", "is_sized", "ready", "received")
@@ -40,7 +40,7 @@ class BodyReceiver:
         self._room = room
         self.is_sized = not head.is_chunked
         self.received = 0
-        self.ready: asyncio.Future[None] | None = None
+        self.ready: Promise[None] | None = None
 
     def __repr__(self) -> str:
         return f"BodyReceiver({self.received} of {'' if self.is_sized else 'at most '}{self._length} bytes)"
@@ -67,7 +67,7 @@ class BodyReceiver:
 
     def fail(self, error: MeshError) -> None:
         """Tell whoever waits for the body that it will never be whole."""
-        if self.ready is not None and not self.ready.done():
+        if self.ready is not None:
             self.ready.set_exception(error)
 
     def _take_chunked(self, chunked: ChunkedDecoder, data: bytes) -> bytes:

@@ -25,6 +25,7 @@ from meshd.errors import MeshError
 from meshd.io.body import BodyReceiver, Room
 from meshd.io.client_socket import ClientSocket
 from meshd.io.http1 import RequestHead, check_partial_head, find_head_end
+from meshd.strand import Promise
 
 HEAD_READ_BYTES: Final = (
     16384  # read at most before a head is whole: what follows goes where it belongs at once
@@ -235,10 +236,10 @@ class DownstreamConnection(ClientSocket):
 
     # ------------------------------------------------------------------------------------------ body
 
-    def begin_body(self, room: Room, most: int) -> asyncio.Future[None] | None:
-        """Receive the body into ``room``; return None if it is whole already, else a future.
+    def begin_body(self, room: Room, most: int) -> Promise[None] | None:
+        """Receive the body into ``room``; return None if it is whole already, else a promise.
 
-        ``most``: for a chunked body, the largest length allowed. The future raises MeshError on broken
+        ``most``: for a chunked body, the largest length allowed. The promise raises MeshError on broken
         framing, on a body that grows too large, and when the client stalls.
         """
         head = self._head
@@ -256,7 +257,7 @@ class DownstreamConnection(ClientSocket):
         body = self._body = BodyReceiver(head, room, most)
         if body.is_sized:
             body.take(pending)
-        body.ready = asyncio.get_running_loop().create_future()
+        body.ready = Promise[None]()
         self._state = _BODY
         self._body_byte_at = self._now()
         self.deadline = self._body_byte_at + self._server.body_timeout_s
@@ -292,8 +293,8 @@ class DownstreamConnection(ClientSocket):
     def _body_complete(self, body: BodyReceiver) -> None:
         self._state = _BUSY
         self.deadline = 0.0
-        if body.ready is not None and not body.ready.done():
-            body.ready.set_result(None)
+        if body.ready is not None:
+            body.ready.set_result(None)  # last: the exchange goes on within this call
 
     # --------------------------------------------------------------------------------------- answers
 

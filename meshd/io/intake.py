@@ -9,6 +9,7 @@ from meshd.errors import MeshError
 from meshd.io.body import Room
 from meshd.io.downstream import DownstreamConnection
 from meshd.io.http1 import RequestHead
+from meshd.strand import Promise
 
 if TYPE_CHECKING:
     from meshd.admission.gate import Ticket
@@ -34,7 +35,7 @@ async def wait_for_ticket(io: Services) -> Ticket:
 
 def begin_body(
     head: RequestHead, downstream: DownstreamConnection, room: Room, most: int
-) -> asyncio.Future[None] | None:
+) -> Promise[None] | None:
     """Start to receive the body into ``room``, as `DownstreamConnection.begin_body`; None if it is whole.
 
     Tells a client to go on that waits for that before it sends its body (RFC 9110 §10.1.1).

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from meshd.errors import MeshError
 from meshd.io.body import BodyReceiver
 from meshd.io.http1 import RequestHead, parse_request_head
+from meshd.strand import Promise
 
 
 class Room:
@@ -98,7 +99,7 @@ def test_failure_is_told_once():
     async def scene() -> None:
         body = sized(3, Room(3))
         body.fail(MeshError("request_timeout", "nobody waits yet"))
-        body.ready = asyncio.get_running_loop().create_future()
+        body.ready = Promise()
         body.fail(MeshError("request_timeout", "first"))
         body.fail(MeshError("malformed_request", "second"))
         with pytest.raises(MeshError, match="first"):
