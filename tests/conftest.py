@@ -7,11 +7,13 @@ import ctypes
 import os
 import signal
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
 from meshd.memory import Segment
 
+_FIRST = ("stress", "e2e", "prepare", "controller", "supervisor")
 _PR_SET_CHILD_SUBREAPER = 36
 
 
@@ -22,12 +24,20 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if hasattr(config, "workerinput"):  # side by side: long waits begin, or one of them would end alone
+        items.sort(key=_place)
     if config.getoption("--slow"):
         return
     skip = pytest.mark.skip(reason="a longer run; make test ARGS=--slow")
     for item in items:
         if "slow" in item.keywords:
             item.add_marker(skip)
+
+
+def _place(item: pytest.Item) -> int:
+    """Where the package of a test stands among all: those before that start nodes, the rest in any order."""
+    package = Path(item.path).relative_to(Path(__file__).parent).parts[0]
+    return _FIRST.index(package) if package in _FIRST else len(_FIRST)
 
 
 @pytest.fixture(scope="module", autouse=True)
