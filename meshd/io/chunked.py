@@ -22,6 +22,25 @@ _CHUNK_SIZE: Final = re.compile(rb"([0-9A-Fa-f]{1,16})(?:;[\t -~\x80-\xff]*)?")
 _PLAIN_SIZE_LINE: Final = re.compile(rb"([0-9A-Fa-f]{1,16})\r\n")
 _TRAILER_LINE: Final = re.compile(TOKEN_BYTE + rb"+:[\t -~\x80-\xff]*")
 
+_EVENT_END: Final = b"\n\n\r\n"  # of a chunk that ends where an event does
+
+
+def _size_lines(most: int) -> list[bytes]:
+    """Return the size line of one whole chunk, by the length of the chunk with its framing; b"" for none.
+
+    Most events come in a chunk of their own: to compare the line that it must have then costs a tenth of
+    reading it. Payloads of less than two bytes are left out, for they cannot be what `_EVENT_END` looks for.
+    """
+    lines = [b""] * most
+    for payload_bytes in range(2, most):
+        line = b"%x\r\n" % payload_bytes
+        if len(line) + payload_bytes + 2 < most:
+            lines[len(line) + payload_bytes + 2] = line
+    return lines
+
+
+_SIZE_LINES: Final = _size_lines(1024)
+
 _SIZE, _DATA, _DATA_END, _TRAILER = range(4)
 _STATE_NAMES: Final = ("SIZE", "DATA", "DATA_END", "TRAILER")
 
@@ -100,27 +119,24 @@ class ChunkedDecoder:
                 break
         return pieces
 
-    def pass_whole(self, data: bytes, ending: bytes) -> int:
-        """Return the payload bytes of ``data`` if it is whole chunks, each of which ends with ``ending``.
+    def pass_events(self, data: bytes) -> int:
+        """Return the payload bytes of ``data`` if it is whole chunks, each of which ends with an empty line.
 
         0 if it is anything else, the last chunk included, or if the decoder stands within a chunk. Nothing
         was consumed then. Such data can be relayed as it stands: its framing is what we would write.
         """
         if self._state != _SIZE or self._line:
             return 0
-        at, payload, size = 0, 0, len(data)
-        while at < size:
-            line = _PLAIN_SIZE_LINE.match(data, at)
-            if line is None:
-                return 0
-            start = line.end()
-            length = int(line[1], 16)
-            at = start + length
-            if not length or not data.startswith(b"\r\n", at) or not data.endswith(ending, start, at):
-                return 0
-            payload += length
-            at += 2
-        self._account(size - 2 * payload)
+        size = len(data)
+        payload = 0
+        if size < len(_SIZE_LINES):
+            line = _SIZE_LINES[size]
+            if line and data.startswith(line) and data.endswith(_EVENT_END):
+                payload = size - len(line) - 2
+        if not payload:
+            payload = _event_bytes(data)
+        if payload:
+            self._account(size - 2 * payload)
         return payload
 
     def _account(self, framing_bytes: int) -> None:
@@ -158,3 +174,19 @@ class ChunkedDecoder:
             raise ChunkedError("trailer section too large")
         if _TRAILER_LINE.fullmatch(line[:-2]) is None:
             raise ChunkedError("malformed trailer field")
+
+
+def _event_bytes(data: bytes) -> int:
+    """Return the payload bytes of whole chunks that each end with an empty line; 0 for anything else."""
+    at, payload, size = 0, 0, len(data)
+    while at < size:
+        line = _PLAIN_SIZE_LINE.match(data, at)
+        if line is None:
+            return 0
+        start = line.end()
+        length = int(line[1], 16)
+        at = start + length + 2
+        if length < 2 or at > size or not data.endswith(_EVENT_END, start, at):
+            return 0
+        payload += length
+    return payload

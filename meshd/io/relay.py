@@ -140,7 +140,7 @@ class Relay:
         sse = self._sse
         if sse is None or self._framing != "chunked" or self._head or not sse.may_pass(data):
             return False
-        payload_bytes = decoder.pass_whole(data, b"\n\n")
+        payload_bytes = decoder.pass_events(data)
         if not payload_bytes:
             return False
         sse.passed(data)

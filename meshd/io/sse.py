@@ -21,7 +21,8 @@ MAX_HELD_BYTES: Final = 65536
 MAX_EVENT_BYTES: Final = 1 << 20
 
 # What makes an event worth a look. Plain substrings: six searches of 160 bytes cost 0.3 µs, one regular
-# expression with the same alternatives 2.7 µs.
+# expression with the same alternatives 2.7 µs. Sought with `find`: `in` first tries the mark as a number, and
+# makes and drops an exception, 600 instructions.
 _COMMON_MARKS: Final = (b'"usage"', b'"error"', b'"meta_info"')
 _MARKS: Final = {
     "openai": (*_COMMON_MARKS, b"[DONE]"),
@@ -192,13 +193,13 @@ class SseRelay:
         if self.has_ended or not self.has_first_token:
             return False
         for mark in self._marks:  # noqa: SIM110 (`any` would make a generator for each event)
-            if mark in data:
+            if data.find(mark) >= 0:
                 return False
         return True
 
     def _is_marked(self, block: bytes) -> bool:
         for mark in self._marks:  # noqa: SIM110 (`any` would make a generator for each event)
-            if mark in block:
+            if block.find(mark) >= 0:
                 return True
         return False
 

@@ -105,3 +105,50 @@ def test_arbitrary_bytes_never_crash_the_chunked_decoder(raw):
         ChunkedDecoder().feed(raw)
     except ChunkedError:
         pass
+
+
+EVENTS = (
+    b"\n\n",
+    b"data: 1\n\n",
+    b"x" * 14 + b"\n\n",
+    b"data: " + b"y" * 300 + b"\n\n",
+    b"z" * 2000 + b"\n\n",
+)
+OTHERS = (b"\n", b"data: 1", b"data: 1\n", b"x" * 16)
+
+
+def framed(*payloads: bytes) -> bytes:
+    return b"".join(b"%x\r\n%b\r\n" % (len(payload), payload) for payload in payloads)
+
+
+@pytest.mark.parametrize("first", EVENTS)
+@pytest.mark.parametrize("second", (*EVENTS, None))
+def test_whole_events_in_whole_chunks_pass_with_their_framing(first: bytes, second: bytes | None) -> None:
+    events = (first,) if second is None else (first, second)
+    decoder = ChunkedDecoder()
+    assert decoder.pass_events(framed(*events)) == sum(map(len, events))
+    assert b"".join(decoder.feed(framed(b"next"))) == b"next"
+
+
+@pytest.mark.parametrize("payload", OTHERS)
+def test_chunk_that_does_not_end_with_an_event_does_not_pass(payload: bytes) -> None:
+    assert ChunkedDecoder().pass_events(framed(payload)) == 0
+    assert ChunkedDecoder().pass_events(framed(EVENTS[1], payload)) == 0
+    assert ChunkedDecoder().pass_events(framed(payload, EVENTS[1])) == 0
+
+
+@pytest.mark.parametrize("event", EVENTS)
+def test_no_part_of_a_chunk_passes_and_no_other_framing(event: bytes) -> None:
+    wire = framed(event)
+    for cut in range(1, len(wire)):
+        assert ChunkedDecoder().pass_events(wire[:cut]) == 0
+        assert ChunkedDecoder().pass_events(wire[cut:]) == 0
+    assert ChunkedDecoder().pass_events(wire + b"0\r\n\r\n") == 0
+    assert ChunkedDecoder().pass_events(wire[:-2] + b"\n\n") == 0
+    assert ChunkedDecoder().pass_events(b"0" + wire) == len(event)  # a size may begin with zeros
+
+
+def test_chunk_that_is_open_lets_nothing_pass() -> None:
+    decoder = ChunkedDecoder()
+    decoder.feed(b"20\r\nabc")
+    assert decoder.pass_events(framed(EVENTS[1])) == 0
