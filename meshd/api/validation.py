@@ -10,15 +10,25 @@ from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 from meshd.api.endpoints import Endpoint
+from meshd.api.long_json import LONG_BYTES, LongReader
 from meshd.api.request_json import Members, parse_body, parse_exactly, refuse
 
 _EXACT: Final = 2**63
 """Integers of at least this size may come out of ``parse_body`` as floats."""
 
 
-def read_request(endpoint: Endpoint, body: memoryview | bytes) -> Members:
-    """Return the members of a body that is valid for ``endpoint``, which must have a prepare job."""
-    members = parse_body(body)
+def read_request(
+    endpoint: Endpoint, body: memoryview | bytes, long_reader: LongReader | None = None
+) -> Members:
+    """Return the members of a body that is valid for ``endpoint``, which must have a prepare job.
+
+    ``long_reader``: given if nobody reads the text. Of a long body the members are its stand-ins then.
+    """
+    members: Members | None = None
+    if long_reader is not None and len(body) >= LONG_BYTES:
+        members = long_reader.read(body)
+    if members is None:
+        members = parse_body(body)
     check = _CHECKS[endpoint.name]
     try:
         check(members)

@@ -17,6 +17,7 @@ from typing import Any, Final, NoReturn
 from meshd.api.block_keys import TEXT_BYTES_MAX, block_keys
 from meshd.api.endpoints import Endpoint
 from meshd.api.facts import read_facts
+from meshd.api.long_json import open_long_reader
 from meshd.api.prefix_key import TOKEN_ID_MAX, key_position, pack_token_ids, prefix_key
 from meshd.api.rank_body import find_rank_free
 from meshd.api.request_json import Members, refuse
@@ -60,6 +61,7 @@ class ViewBuilder:
         self._prefix_token_count = prefix_token_count
         self._max_tokenize_bytes = max_tokenize_bytes
         self._on_fallback = on_fallback
+        self._long_reader = open_long_reader()
         self.watch = Stopwatch(clock)
         self.answers = TokenizerAnswers(tokenizers, max_tokenize_bytes, self.watch)
 
@@ -77,7 +79,8 @@ class ViewBuilder:
         """
         watch = self.watch
         watch.start()
-        members = read_request(endpoint, body)
+        reads_text = needs & (NEEDS_TEXT | NEEDS_TOKENS)
+        members = read_request(endpoint, body, None if reads_text else self._long_reader)
         watch.enter(VIEW)
         view = read_facts(endpoint, members)
         if needs:

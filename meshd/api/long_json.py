@@ -1,0 +1,135 @@
+"""A second reader for long bodies: simdjson checks all and hands out only what routing looks at.
+
+Most of a long body is text, and most policies read none. The strict reader (``request_json``) makes an object
+of every value; here the values that no check and no fact looks at stay where they are. Only the strict reader
+decides what a body is: this one either says what that one would say too, or ``None`` for "ask it". So it is
+``None`` for whatever simdjson refuses, and for what simdjson takes and we do not, or takes otherwise:
+
+    integers beyond 64 bits, 1e999    it refuses them
+    more than 512 levels              it knows 1024: a body with many openings is read inside 512 more of them
+    duplicate members                 its look-up finds the first: a name twice is left to the strict reader
+    a byte order mark                 it skips one
+    a name with U+0000                its look-up ends there
+
+tests/api/test_long_json.py holds the two against each other; decision 0007 has the figures.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Final
+
+from meshd.api.request_json import MAX_DEPTH, Members
+
+_simdjson: Any
+try:
+    import simdjson as _simdjson
+except ImportError:  # it is of the extra ``fast``
+    _simdjson = None
+
+LONG_BYTES: Final = 16 << 10
+"""From here on it pays."""
+MOST_BYTES: Final = 2 << 20
+"""The parser keeps its buffers, up to 15 bytes for each of the longest body it has seen."""
+
+_MEMBERS_MAX: Final = 64  # a look-up goes through all of them
+_FEW_OPENINGS: Final = 128  # counting more costs what reading inside of others does
+_CHUNK_BYTES: Final = 64 << 10  # a copy that stays in the cache
+_STARTS: Final = frozenset(b"{ \t\r\n")
+
+# A body that opens with short members and then the text as one string. The body is known to be valid when the
+# answer counts, so what stands behind the last colon is the value of that member.
+_ONE_TEXT: Final = re.compile(
+    rb'\s*+\{(?:\s*+"[^"\\]{0,64}+"\s*+:\s*+(?:"[^"\\]{0,256}+"|[-+.\w]{1,32}+)\s*+,)*+'
+    rb'\s*+"(prompt|text|input)"\s*+:\s*+"'
+)
+_LEVELS_AROUND: Final = 1024 - MAX_DEPTH  # it counts neither the innermost level nor an empty array
+_OPENINGS: Final = b"[" * _LEVELS_AROUND
+_CLOSINGS: Final = b"]" * _LEVELS_AROUND
+# Members whose elements are looked at; of another array or object it is enough that it is one.
+_LOOKED_INTO: Final = frozenset(("conversation", "input", "input_ids", "prompt", "text"))
+
+
+class LongReader:
+    """Reads the bodies of one process, one at a time."""
+
+    def __init__(self) -> None:
+        self._parser: Any = _simdjson.Parser(MOST_BYTES + 2 * MAX_DEPTH)
+
+    def read(self, body: memoryview | bytes) -> Members | None:
+        """Return stand-ins for the members of ``body``, which is not kept, or ``None``: see the module.
+
+        Good for ``check_members``, ``read_facts`` and the names. Not for the text: a string may be empty, an
+        array that nobody looks into is ``[]`` or ``[None]``, such an object is ``{}``.
+        """
+        try:
+            return self._read(body)
+        except (ValueError, RuntimeError, MemoryError):
+            return None
+
+    def _read(self, body: memoryview | bytes) -> Members | None:
+        if len(body) > MOST_BYTES or body[0] not in _STARTS:
+            return None
+        head = _ONE_TEXT.match(body)
+        is_bounded = head is None
+        if head is not None or _has_few_openings(body):
+            document = self._parser.parse(body)
+        else:
+            document = self._parse_bounded(body)
+        if type(document) is not _simdjson.Object or len(document) > _MEMBERS_MAX:
+            return None
+        text_name = "" if head is None else str(head[1], "ascii")
+        members: Members = {}
+        for name in list(document):
+            if name in members or "\0" in name:
+                return None
+            value = document[name] if name != text_name else ""
+            kind = type(value)
+            if kind is _simdjson.Array or kind is _simdjson.Object:
+                if not is_bounded:
+                    if not _has_few_openings(body):
+                        return None
+                    is_bounded = True
+                value = _stand_in(name, value)
+            members[name] = value
+        return members
+
+    def _parse_bounded(self, body: memoryview | bytes) -> Any:
+        """Parse a body inside so many arrays that 512 levels are left; ``None`` if it is not one value."""
+        value = self._parser.parse(b"".join((_OPENINGS, body, _CLOSINGS)))
+        for _ in range(_LEVELS_AROUND):
+            if type(value) is not _simdjson.Array or len(value) != 1:
+                return None  # it has closed some of ours and opened others
+            value = value[0]
+        return value
+
+
+def open_long_reader() -> LongReader | None:
+    """Return a reader, or ``None`` if simdjson is not installed or draws its line elsewhere."""
+    if _simdjson is None:
+        return None
+    reader = LongReader()
+    deepest, too_deep = (b'{"a":%s%s}' % (b"[" * n, b"]" * n) for n in (MAX_DEPTH - 1, MAX_DEPTH))
+    return reader if reader.read(deepest) is not None and reader.read(too_deep) is None else None
+
+
+def _stand_in(name: str, value: Any) -> Any:
+    if type(value) is _simdjson.Object:
+        return value.as_dict() if name in _LOOKED_INTO else {}
+    if name in _LOOKED_INTO:
+        return value.as_list()
+    return [None] if len(value) else []
+
+
+def _has_few_openings(body: memoryview | bytes) -> bool:
+    openings = 0
+    for start in range(0, len(body), _CHUNK_BYTES):
+        chunk = bytes(body[start : start + _CHUNK_BYTES])
+        for opening in (b"[", b"{"):
+            position = chunk.find(opening)
+            while position >= 0:
+                openings += 1
+                if openings > _FEW_OPENINGS:
+                    return False
+                position = chunk.find(opening, position + 1)
+    return True
