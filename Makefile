@@ -4,6 +4,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 MAKEFLAGS += --no-print-directory
 
+# Files of tests run side by side, in one process more than CPUs: many of them wait. Each may start whole nodes: 4 at most.
+JOBS ?= $(shell cpus=$$(nproc); echo $$((cpus < 4 ? cpus + 1 : 4)))
+SIDE_BY_SIDE := -n $(JOBS) --dist loadfile --no-loadscope-reorder
+
 COMPILED := .venv-compiled
 COMPILED_BIN := $(CURDIR)/$(COMPILED)/bin
 
@@ -31,7 +35,7 @@ demo: $(VENV)/.runtime ## run meshd in front of two bundled upstreams
 	$(BIN)/meshd launch --demo 2 --policy prefix_hash --host 127.0.0.1 --prometheus-host 127.0.0.1 $(ARGS)
 
 test: $(VENV)/.test check ## lint, types, layers, and all tests (longer stress runs: make test ARGS=--slow)
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest $(SIDE_BY_SIDE) $(ARGS)
 
 check: $(VENV)/.test ## ruff, mypy --strict, import-linter, names of exceptions
 	$(BIN)/ruff check .
@@ -44,7 +48,7 @@ format: $(VENV)/.test ## rewrite the sources in the project's format
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: $(VENV)/.bench ## measure against the baseline (needs wrk and nginx)
+bench: $(VENV)/.bench ## measure against the baseline: 5 minutes (needs wrk; ARGS=goals, 'table --grid small', report, ...)
 	$(BIN)/python -m bench $(ARGS)
 
 docs: $(VENV)/.test ## write the generated pages of docs/ again
@@ -76,7 +80,7 @@ test-compiled: $(COMPILED)/.built ## all tests against the compiled build
 	cp -r tests bench tools docs systemd setup.py Makefile README.md pyproject.toml build/compiled-tests
 	cd build/compiled-tests && $(COMPILED_BIN)/python -c \
 		'import sys, meshd.errors; sys.exit(0 if meshd.errors.__file__.endswith(".so") else "meshd is not compiled")'
-	cd build/compiled-tests && $(COMPILED_BIN)/python -m pytest $(ARGS)
+	cd build/compiled-tests && $(COMPILED_BIN)/python -m pytest $(SIDE_BY_SIDE) $(ARGS)
 
 clean: ## remove everything that was built
 	rm -rf $(VENV) $(COMPILED) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

@@ -9,12 +9,14 @@ from typing import Any, Final
 
 from bench import BenchError
 from bench.cell import Cell
+from bench.front_ends import FRONT_ENDS
 from bench.rounds import DIRECT
 from bench.workload import shown_size
 
 KINDS: Final = ("proxy", "tokenize", "whole")
 OURS: Final = ("meshd", "meshd-compiled")
 Ratios = dict[tuple[int, int], float]
+FRONTIER: Final = "Pareto frontier"
 SUFFIXES: Final = ("svg", "png")
 
 
@@ -83,45 +85,67 @@ def _heat_map(kind: str, ratios: Mapping[tuple[str, str], Ratios], directory: Pa
         grid = [[values.get((size, count), float("nan")) for count in clients] for size in sizes]
         image = axis.imshow(grid, cmap="RdYlGn", norm=colours.LogNorm(0.25, 4.0), aspect="auto")
         for (row, size), (column, count) in product(enumerate(sizes), enumerate(clients)):
-            if (size, count) in values:
-                text = f"{values[size, count]:.2g}"
-                axis.text(column, row, text, ha="center", va="center", fontsize=8)
+            text = f"{values[size, count]:.2g}" if (size, count) in values else "n/m"
+            is_there = (size, count) in values
+            colour = "black" if is_there else "gray"
+            axis.text(column, row, text, ha="center", va="center", fontsize=8, color=colour)
         axis.set_title(f"{ours} ÷ {rival}", fontsize=9)
         axis.set_xticks(range(len(clients)), [str(count) for count in clients])
         axis.set_yticks(range(len(sizes)), [shown_size(size) for size in sizes])
-    figure.supxlabel("clients", fontsize=9)
-    figure.colorbar(image, ax=axes.ravel().tolist(), label="times the rate")
+    figure.supxlabel("clients (n/m: not measured, or no valid round)", fontsize=9)
+    figure.colorbar(image, ax=axes.ravel().tolist(), label="times the rate (green: meshd is faster)")
     return _save(pyplot, figure, directory, f"heatmap-{kind}")
 
 
 def _pareto(kind: str, cells: Sequence[Cell], directory: Path) -> list[Path]:
+    """A panel a size. A number at a point is that of its clients; colours are the same in all figures."""
     pyplot, _ = _pyplot()
     sizes = sorted({cell.point.workload.body_bytes for cell in cells})
     columns = min(3, len(sizes))
     rows = -(-len(sizes) // columns)
-    figure, axes = pyplot.subplots(rows, columns, figsize=(5.0 * columns, 3.8 * rows), squeeze=False)
-    names = list(dict.fromkeys(cell.row.front_end for cell in cells if cell.row.front_end != DIRECT))
+    figure, axes = pyplot.subplots(
+        rows, columns, figsize=(4.6 * columns, 3.6 * rows + 0.5), squeeze=False, layout="constrained"
+    )
+    lines: dict[str, Any] = {}
     for axis, size in zip(axes.flat, sizes, strict=False):
         here = [cell for cell in cells if cell.point.workload.body_bytes == size]
-        reached = []
-        for number, name in enumerate(names):
-            mine = sorted(
-                (cell for cell in here if cell.row.front_end == name),
-                key=lambda cell: cell.point.workload.clients,
-            )
-            points = [(cell.row.per_s, cell.row.p99_us / 1000) for cell in mine]
-            reached += points
-            if points:
-                axis.plot(*zip(*points, strict=True), marker="o", color=f"C{number}", label=name)
-        best = frontier(reached)
-        axis.plot(*zip(*best, strict=True), "--", color="black", linewidth=0.8, label="Pareto frontier")
+        lines.update(_pareto_panel(axis, here))
         axis.set(title=shown_size(size), xlabel="requests/s", ylabel="p99, ms", xscale="log", yscale="log")
         axis.grid(alpha=0.3)
     for axis in list(axes.flat)[len(sizes) :]:
         axis.set_visible(False)
-    axes.flat[0].legend(fontsize=7)
-    figure.tight_layout()
+    order = [name for name in (*FRONT_ENDS, FRONTIER) if name in lines]
+    figure.legend(
+        [lines[name] for name in order],
+        order,
+        loc="outside lower center",
+        ncols=min(5, len(order)),
+        fontsize=8,
+    )
     return _save(pyplot, figure, directory, f"pareto-{kind}")
+
+
+def _pareto_panel(axis: Any, cells: Sequence[Cell]) -> dict[str, Any]:
+    """Draw one panel; the line of each front end, and of the frontier, by name."""
+    lines: dict[str, Any] = {}
+    reached = []
+    for number, name in enumerate(FRONT_ENDS):
+        mine = sorted(
+            (cell for cell in cells if cell.row.front_end == name),
+            key=lambda cell: cell.point.workload.clients,
+        )
+        points = [(cell.row.per_s, cell.row.p99_us / 1000) for cell in mine]
+        reached += points
+        if points:
+            rates, delays = zip(*points, strict=True)
+            (lines[name],) = axis.plot(rates, delays, marker="o", markersize=4, color=f"C{number}")
+        for cell, point in zip(mine, points, strict=True):
+            text = str(cell.point.workload.clients)
+            axis.annotate(text, point, xytext=(3, 3), textcoords="offset points", fontsize=6, color="dimgray")
+    best = frontier(reached)
+    if best:
+        (lines[FRONTIER],) = axis.plot(*zip(*best, strict=True), "--", color="black", linewidth=0.8)
+    return lines
 
 
 def _rivals(cells: Sequence[Cell]) -> list[str]:
