@@ -145,6 +145,7 @@ def test_get_with_a_query_reaches_each_origin_once_and_the_only_200_wins(three):
     status, headers, body = node.request("GET", f"/v1/responses/{encoded}?include=a&limit=2", None, BEARER)
     assert (status, json.loads(body)["id"]) == (200, response_id)
     assert headers["x-request-id"].startswith("resp-")
+    wait_until(lambda: all(seen(backend) for backend in origins), "not all are asked")
     for backend in origins:
         (request,) = seen(backend)
         assert (request["method"], request["target"]) == (
@@ -163,6 +164,8 @@ def test_each_resource_operation_is_answered_by_the_origin_that_has_the_response
     assert (status, json.loads(body)["object"]) == (200, "list")
     status, _, body = node.request("POST", f"/v1/responses/{response_id}/cancel")
     assert (status, json.loads(body)["status"]) == (200, "cancelled")
+    # The answer of one ends the others' exchanges, but their requests are on the way.
+    wait_until(lambda: all(len(seen(backend)) == 2 for backend in origins), "not all are asked")
     for backend in origins:
         assert seen(backend)[-1]["fields"]["content-length"] == "0"
     status, _, body = node.request("DELETE", f"/v1/responses/{response_id}")
