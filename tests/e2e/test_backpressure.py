@@ -47,10 +47,10 @@ def test_upstream_that_says_retry_after_gets_nothing_from_any_process_until_then
     wait_until(lambda: ask(node)[0] == 200 and fleet.counts()[0] == 1, "it was never asked")
     asked_at = time.monotonic()
     with ThreadPoolExecutor(8) as pool:
-        statuses = [pool.submit(ask, node).result()[0] for _ in range(100)]
+        statuses = [pool.submit(ask, node).result()[0] for _ in range(40)]
     assert time.monotonic() - asked_at < 1.9, "too slow to see anything"
-    assert statuses == [200] * 100
-    assert fleet.counts() == [0, 100]
+    assert statuses == [200] * 40
+    assert fleet.counts() == [0, 40]
     status, _, body = node.request("GET", "/readiness")
     assert (status, json.loads(body)["healthy_workers"]) == (200, 1)
     fleet.play(Script(answer(200)))
