@@ -33,6 +33,7 @@ from meshd.strand import Promise
 
 MAX_INTERIM_RESPONSES: Final = 16
 MAX_UNATTACHED_BYTES: Final = 65536
+MAX_KNOWN_BYTES: Final = 2048  # of a head that a connection remembers
 JOINED_BODY_BYTES: Final = 16384
 UNSENT_HIGH: Final = 65536  # of request bytes: above, the transport tells when the last one has gone
 
@@ -77,6 +78,7 @@ class UpstreamConnection(asyncio.Protocol):
         "_head",
         "_head_end_scan",
         "_interim",
+        "_known",
         "_is_write_paused",
         "_left",
         "_loop",
@@ -128,6 +130,8 @@ class UpstreamConnection(asyncio.Protocol):
         self.last_byte_at = 0.0
         self._is_write_paused = False
         self._response: Promise[ResponseHead] | None = None
+        self._method = ""
+        self._known: ResponseHead | None = None  # the last one: most answers to one method have it again
         self._reset("")
 
     def __repr__(self) -> str:
@@ -135,7 +139,9 @@ class UpstreamConnection(asyncio.Protocol):
         return f"UpstreamConnection({self.key} {state} served={self.served} complete={self.is_complete})"
 
     def _reset(self, method: str) -> None:
-        self._method = method
+        if method != self._method:
+            self._method = method
+            self._known = None
         self._buffer = b""
         self._head_end_scan = 0
         self._interim = 0
@@ -289,6 +295,12 @@ class UpstreamConnection(asyncio.Protocol):
     # ----------------------------------------------------------------------------------------- inside
 
     def _read_head(self, data: bytes) -> None:
+        known = self._known
+        if known is not None and not self._buffer:
+            head = known.again(data)
+            if head is not None:
+                self._head_ended(head, data[len(head.raw) :])
+                return
         buffer = self._buffer = self._buffer + data if self._buffer else data
         while True:
             end = find_head_end(buffer, self._head_end_scan)
@@ -312,6 +324,10 @@ class UpstreamConnection(asyncio.Protocol):
                 self.fail("upstream_protocol_error", "too many interim responses")
                 return
         self._buffer = b""
+        self._known = head if len(head.raw) <= MAX_KNOWN_BYTES else None
+        self._head_ended(head, buffer)
+
+    def _head_ended(self, head: ResponseHead, rest: bytes) -> None:
         self._head = head
         self.is_early = not self.is_sent
         if head.is_chunked:
@@ -322,9 +338,9 @@ class UpstreamConnection(asyncio.Protocol):
             self._left = head.content_length
         # else: close-delimited, _left stays -1
         if self._left == 0:
-            self._complete(buffer)
-        elif buffer:
-            self._read_body(buffer)
+            self._complete(rest)
+        elif rest:
+            self._read_body(rest)
         if self._response is not None:
             self._response.set_result(head)  # last: the exchange goes on within this call
 

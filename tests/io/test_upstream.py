@@ -412,3 +412,25 @@ def test_repr_tells_the_state():
         assert repr(talk.connection) == "UpstreamConnection(u closed served=0 complete=False)"
 
     conversation(scene)
+
+
+def test_head_that_comes_again_is_read_by_its_own_length_and_method():
+    def scene() -> None:
+        talk = Conversation()
+        for method, length in (
+            ("POST", 2),
+            ("POST", 2),
+            ("POST", 300),
+            ("HEAD", 2),
+            ("HEAD", 2),
+            ("POST", 2),
+        ):
+            talk.connection.is_busy = False  # as the pool leaves it
+            talk.ask(method)
+            body = b"x" * length if method == "POST" else b""
+            talk.play(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%b" % (length, body))
+            assert (talk.head.status, talk.head.content_length) == (200, length)
+            assert (talk.attach().body, talk.sink.end) == (body, "complete")
+            assert not talk.transport.is_closing()
+
+    conversation(scene)
