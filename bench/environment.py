@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from bench.rounds import CROWDED_ABOVE, DIRECT, Round
 from bench.text_table import text_table
 
 
@@ -49,6 +50,19 @@ def limits_of_machine(machine: Mapping[str, Any]) -> list[str]:
         f"{name} was built from older sources than the commit named." for name in machine.get("stale", ())
     ]
     return found
+
+
+def crowding_of(rounds: Sequence[Round]) -> list[str]:
+    """That others were busy on the front end's core, if they were."""
+    every = [one.strangers for one in rounds if one.front_end != DIRECT]
+    crowded = [share for share in every if share > CROWDED_ABOVE]
+    if not crowded:
+        return []
+    return [
+        f"In {len(crowded)} of {len(every)} rounds others took more than {CROWDED_ABOVE:.0%} of the front "
+        "end's "
+        f"core, up to {max(crowded):.0%}: figures of a busy machine, not for publishing."
+    ]
 
 
 def numbers(cpus: Sequence[int]) -> str:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from bench.environment import limits_of_machine
+from bench.environment import crowding_of, limits_of_machine
 from bench.front_ends import BASELINE
 from bench.goal_rounds import Measured
 from bench.goals import START, Verdict, table_of_goals
 from bench.grid import all_points
-from bench.rounds import CROWDED_ABOVE, DIRECT
+from bench.rounds import DIRECT
 from bench.summary import Row, summarise
 from bench.text_table import text_table
 
@@ -40,7 +40,8 @@ def markdown(
     ]
     if starts:
         parts += ["## Starts", text_table(["front end", "to the last process"], starts)]
-    texts = (*crowded_of(found.values()), *limits_of_machine(machine))
+    rounds = [one for session in found.values() for here in session.rounds.values() for one in here]
+    texts = (*crowding_of(rounds), *limits_of_machine(machine))
     parts += ["## Limits", "\n".join(f"- {text}" for text in texts), *about]
     return "\n\n".join(parts) + "\n"
 
@@ -52,20 +53,6 @@ def figures_of(found: Measured) -> str:
     return text_table(
         head, [_line(name, row) for name in order for row in summarise(found.rounds[name], BASELINE)]
     )
-
-
-def crowded_of(sessions: Iterable[Measured]) -> list[str]:
-    """That others were busy on the front end's core, if they were."""
-    rounds = [one for found in sessions for here in found.rounds.values() for one in here]
-    every = [one.strangers for one in rounds if one.front_end != DIRECT]
-    crowded = [share for share in every if share > CROWDED_ABOVE]
-    if not crowded:
-        return []
-    return [
-        f"In {len(crowded)} of {len(every)} rounds others took more than {CROWDED_ABOVE:.0%} of the front "
-        "end's "
-        f"core, up to {max(crowded):.0%}: figures of a busy machine, not for publishing."
-    ]
 
 
 def _line(point: str, row: Row) -> list[str]:

@@ -41,7 +41,7 @@ def run_guard(args: argparse.Namespace) -> int:
     limits, skipped = there(limits)
     for limit in skipped:
         say(f"skipped {limit.name}: {limit.of} is not there ({FRONT_ENDS[limit.of].made_by})")
-    for name in stale_builds([FRONT_ENDS[limit.of] for limit in limits]):
+    for name in stale_builds([FRONT_ENDS[name] for name in dict.fromkeys(limit.of for limit in limits)]):
         say(f"{name} is older than the sources: {FRONT_ENDS[name].made_by}")
     figures = {**_instructions(limits, counter, cpus), **_cpu(limits, cpus)}
     verdicts = judge(limits, figures)

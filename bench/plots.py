@@ -16,6 +16,7 @@ from bench.workload import shown_size
 KINDS: Final = ("proxy", "tokenize", "whole")
 OURS: Final = ("meshd", "meshd-compiled")
 Ratios = dict[tuple[int, int], float]
+RATIO_TICKS: Final = (0.25, 0.5, 1.0, 2.0, 4.0)
 FRONTIER: Final = "Pareto frontier"
 SUFFIXES: Final = ("svg", "png")
 
@@ -86,20 +87,32 @@ def _heat_map(kind: str, ratios: Mapping[tuple[str, str], Ratios], directory: Pa
         image = axis.imshow(grid, cmap="RdYlGn", norm=colours.LogNorm(0.25, 4.0), aspect="auto")
         for (row, size), (column, count) in product(enumerate(sizes), enumerate(clients)):
             text = f"{values[size, count]:.2g}" if (size, count) in values else "n/m"
-            is_there = (size, count) in values
-            colour = "black" if is_there else "gray"
+            colour = _text_colour(values.get((size, count)))
             axis.text(column, row, text, ha="center", va="center", fontsize=8, color=colour)
         axis.set_title(f"{ours} ÷ {rival}", fontsize=9)
         axis.set_xticks(range(len(clients)), [str(count) for count in clients])
         axis.set_yticks(range(len(sizes)), [shown_size(size) for size in sizes])
     figure.supxlabel("clients (n/m: not measured, or no valid round)", fontsize=9)
-    figure.colorbar(image, ax=axes.ravel().tolist(), label="times the rate (green: meshd is faster)")
+    bar = figure.colorbar(
+        image, ax=axes.ravel().tolist(), extend="both", label="times the rate (green: meshd is faster)"
+    )
+    bar.ax.set_yticks(list(RATIO_TICKS), [f"{tick:g}" for tick in RATIO_TICKS])
+    bar.ax.minorticks_off()
     return _save(pyplot, figure, directory, f"heatmap-{kind}")
+
+
+def _text_colour(ratio: float | None) -> str:
+    """What can be read on the cell's own colour."""
+    if ratio is None:
+        return "gray"
+    return "white" if ratio < 0.4 or ratio > 3.0 else "black"
 
 
 def _pareto(kind: str, cells: Sequence[Cell], directory: Path) -> list[Path]:
     """A panel a size. A number at a point is that of its clients; colours are the same in all figures."""
     pyplot, _ = _pyplot()
+    from matplotlib import ticker
+
     sizes = sorted({cell.point.workload.body_bytes for cell in cells})
     columns = min(3, len(sizes))
     rows = -(-len(sizes) // columns)
@@ -111,6 +124,11 @@ def _pareto(kind: str, cells: Sequence[Cell], directory: Path) -> list[Path]:
         here = [cell for cell in cells if cell.point.workload.body_bytes == size]
         lines.update(_pareto_panel(axis, here))
         axis.set(title=shown_size(size), xlabel="requests/s", ylabel="p99, ms", xscale="log", yscale="log")
+        for one in (axis.xaxis, axis.yaxis):
+            one.set_major_locator(ticker.LogLocator(subs=(1.0, 2.0, 5.0)))
+            one.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:,g}"))
+            one.set_minor_formatter(ticker.NullFormatter())
+        axis.margins(0.12)
         axis.grid(alpha=0.3)
     for axis in list(axes.flat)[len(sizes) :]:
         axis.set_visible(False)

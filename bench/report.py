@@ -13,11 +13,12 @@ from typing import Final
 from bench import BenchError
 from bench.cell import Cell
 from bench.chosen import say
-from bench.environment import environment, limits_of_machine
-from bench.front_ends import BASELINE, FRONT_ENDS
+from bench.environment import environment
+from bench.front_ends import BASELINE
 from bench.grid import all_points
 from bench.plots import heat_maps, pareto
-from bench.report_summary import NOT_MEASURED, goals_of, in_short, lacking, missing_of
+from bench.report_limits import limits_of
+from bench.report_summary import NOT_MEASURED, goals_of, in_short, lacking
 from bench.rounds import DIRECT
 from bench.state import Kept, merged, read, write
 from bench.summary import Row, summarise
@@ -103,7 +104,7 @@ def markdown_of(kept: Kept, cells: Sequence[Cell], plots: Sequence[str]) -> str:
         if mine:
             parts += [
                 f"## {title}",
-                f"{mine[0].point.setup.what.capitalize()}. {LEGENDS.get(kind, '')}".rstrip(),
+                f"{_sentence(mine[0].point.setup.what)} {LEGENDS.get(kind, '')}".rstrip(),
             ]
             for name in plots:
                 if f"-{kind}." in name and name.endswith(".svg"):
@@ -124,61 +125,8 @@ def _environment(kept: Kept) -> list[str]:
     return environment(kept.machine, rounds, kept.conditions["tokenizer"])
 
 
-def limits_of(kept: Kept, cells: Sequence[Cell]) -> list[str]:
-    """What the figures cannot say, from the figures themselves."""
-    machine = kept.machine
-    found = [
-        "All requests are a closed loop: a client sends the next one when it has the answer. Latencies are "
-        "those at that number of clients, not at a given rate.",
-        *limits_of_machine(machine),
-    ]
-    if missing := missing_of(cells):
-        found.append(missing)
-    if not machine["apart"]["is_front_alone"] and any(cell.point.setup.is_apart for cell in cells):
-        found.append(
-            "In the setup with two cores the second one also carries backend and load generator: there were "
-            "too few CPUs. Latencies there include waiting for that CPU; compare front ends, not values."
-        )
-    found += _limits_by_front_end(cells)
-    bound = [
-        cell
-        for cell in cells
-        if cell.row.front_end != DIRECT and cell.row.bottleneck not in ("front end", "")
-    ]
-    bound = [cell for cell in bound if not cell.point.workload.streams]
-    if bound:
-        found.append(
-            f"In {len(bound)} cells (◦ in the tables) the front end was not the bottleneck: "
-            f"rates there are lower "
-            "bounds of what it can do. CPU a request holds all the same."
-        )
-    absent = {(one.front_end, one.why_absent.splitlines()[0]) for one in kept.entries if one.why_absent}
-    found += [f"{name} could not be measured everywhere: {why}" for name, why in sorted(absent)]
-    return ["## Limits", "\n".join(f"- {text}" for text in found)]
-
-
-def _limits_by_front_end(cells: Sequence[Cell]) -> list[str]:
-    names = {cell.row.front_end for cell in cells}
-    found = []
-    rewriting = [one.name for one in FRONT_ENDS.values() if one.rewrites_bodies and one.name in names]
-    if rewriting:
-        found.append(
-            f"{', '.join(rewriting)} write the body anew, so the backend gets more bytes "
-            f"than were sent; that the "
-            "body arrived whole is checked by a lower bound only."
-        )
-    tokenizing = [cell for cell in cells if cell.point.kind == "tokenize"]
-    for name in sorted({cell.row.front_end for cell in tokenizing} - {DIRECT}):
-        if not FRONT_ENDS[name].tokenizes:
-            policy = FRONT_ENDS[name].policies["prefix_hash"]
-            found.append(
-                f"{name} does not tokenize as it was started here, without a tokenizer; "
-                f"it ran its policy {policy} on the text."
-            )
-    floors = [one.name for one in FRONT_ENDS.values() if not one.policies and one.name in names]
-    if floors:
-        found.append(f"{', '.join(floors)} do not look into bodies: floors, not rivals.")
-    return found
+def _sentence(text: str) -> str:
+    return f"{text[0].upper()}{text[1:]}."
 
 
 def table_of(cells: Sequence[Cell], absent: Sequence[tuple[str, str]] = ()) -> str:
@@ -220,8 +168,8 @@ def _line(cell: Cell, kind: str, direct: Row | None) -> list[str]:
     if kind == "stream":
         line += added_delays(row, direct)
     if kind in ("mixed", "fairness"):
-        line += [f"{row.long_per_s:,.1f}", _ms(row.long_p99_us)]
-    line += ["–", "–"] if is_direct else [f"{row.pss_mib:.0f}", f"{row.rss_mib:.0f}"]
+        line += [f"{row.long_per_s:,.1f}", _ms(row.long_p99_us)] if valid else ["–", "–"]
+    line += ["–", "–"] if is_direct or not valid else [f"{row.pss_mib:.0f}", f"{row.rss_mib:.0f}"]
     return [*line, row.bottleneck, f"{valid} of {row.rounds}", "; ".join(row.notes)]
 
 

@@ -67,7 +67,20 @@ def missing_of(cells: Sequence[Cell]) -> str:
     missing = [point.name for point in all_points(1.0) if point.name not in measured]
     if not missing:
         return ""
-    return f"Of the full grid {len(missing)} points were not measured: {', '.join(missing)}."
+    shown = ", ".join(_together(missing))
+    return f"Of the full grid {len(missing)} points were not measured: {shown}."
+
+
+def _together(points: Sequence[str]) -> list[str]:
+    """``proxy/1k/{1,4}`` for ``proxy/1k/1`` and ``proxy/1k/4``."""
+    groups: dict[str, list[str]] = {}
+    for point in points:
+        before, _, last = point.rpartition("/")
+        groups.setdefault(before, []).append(last)
+    return [
+        f"{before}/{last[0]}" if len(last) == 1 else f"{before}/{{{','.join(last)}}}"
+        for before, last in groups.items()
+    ]
 
 
 def lacking(cells: Sequence[Cell]) -> list[tuple[str, str]]:

@@ -9,6 +9,7 @@ import pytest
 
 from bench import BenchError
 from bench.commands import make_parser
+from bench.environment import crowding_of
 from bench.front_ends import FRONT_ENDS
 from bench.goal_rounds import Measured, seconds_of, sessions_of
 from bench.goals import (
@@ -25,7 +26,7 @@ from bench.goals import (
     table_of_goals,
 )
 from bench.goals_command import why_absent
-from bench.goals_text import crowded_of, figures_of
+from bench.goals_text import figures_of
 from bench.grid import all_points
 from bench.rounds import DIRECT, Round
 
@@ -206,8 +207,9 @@ def test_reason_names_what_is_absent() -> None:
 
 
 def test_figures_are_shown_with_their_range_and_crowding_is_told() -> None:
-    found = Measured(rounds={"proxy/1k/16": [ROUND, replace(ROUND, cpu_us=90.0, strangers=0.4)]})
+    rounds = [ROUND, replace(ROUND, cpu_us=90.0, strangers=0.4)]
+    found = Measured(rounds={"proxy/1k/16": rounds})
     assert "| 85.0 | 80.0–90.0 | 0.300 |" in figures_of(found)
-    (told,) = crowded_of([found])
+    (told,) = crowding_of(rounds)
     assert "1 of 2 rounds" in told and "40%" in told
-    assert crowded_of([Measured(rounds={"proxy/1k/16": [ROUND]})]) == []
+    assert crowding_of([ROUND]) == []

@@ -13,7 +13,8 @@ from bench import BenchError
 from bench.cell import Cell
 from bench.grid import all_points
 from bench.plots import frontier, rate_ratios
-from bench.report import added_delays, cells_of, limits_of, markdown_of, run_report, table_of
+from bench.report import added_delays, cells_of, markdown_of, run_report, table_of
+from bench.report_limits import limits_of
 from bench.report_summary import goals_of, lacking, missing_of
 from bench.rounds import Round
 from bench.state import Entry, Kept, State, merged
@@ -87,7 +88,7 @@ def test_limits_name_what_the_figures_cannot_say() -> None:
     text = limits_of(kept, cells_of(kept))[1]
     assert "share their CPUs" in text and "not run with the pinned versions: uvicorn 0.1" in text
     assert "meshd-compiled was built from older sources" in text
-    assert "smg write the body anew" in text and "smg does not tokenize" in text
+    assert "Bodies are written anew by smg" in text and "smg does not tokenize" in text
     assert "nginx could not be measured everywhere: nginx: did not start\n" not in text
     assert "nginx could not be measured everywhere: nginx: did not start" in text
 
@@ -97,7 +98,7 @@ def test_a_cell_that_the_front_end_did_not_bound_is_marked() -> None:
     kept = Kept(CONDITIONS, MACHINE, [*entries(), bound])
     cells = cells_of(kept)
     assert "1,000 ◦" in table_of([cell for cell in cells if cell.point.name == "proxy/1k/4"])
-    assert "In 1 cells" in limits_of(kept, cells)[1]
+    assert "(◦ in the tables): 1." in limits_of(kept, cells)[1]
 
 
 def test_added_delay_is_less_that_of_the_direct_way() -> None:
@@ -154,7 +155,7 @@ def test_what_was_not_measured_is_marked_so() -> None:
     text = markdown_of(kept, cells, [])
     (line,) = [line for line in text.splitlines() if line.startswith("| proxy/1k/16 | smg |")]
     assert line.endswith("| not measured |")
-    assert "points were not measured: " in text and "proxy/16k/16" in text
+    assert "points were not measured: " in text and "proxy/16k/{1,4,16,64,256}, " in text
     assert "| smg | not measured |" in text  # in short
     assert missing_of([Cell(point, cells[0].row) for point in all_points(1.0)]) == ""
 
