@@ -17,9 +17,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine, Generator
 from functools import partial
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, Final, Generic, TypeVar, cast
 
 T = TypeVar("T")
+
+_OVER: Final = object()
 
 
 class Promise(Generic[T]):
@@ -99,31 +101,35 @@ class Promise(Generic[T]):
 class Strand:
     """Runs one coroutine. ``begin`` runs it up to its first wait; it is over when ``is_over`` says so."""
 
-    __slots__ = ("_coroutine", "_is_cancelled", "_loop", "_waits_for", "is_over")
+    __slots__ = ("_is_cancelled", "_loop", "_steps", "_waits_for", "is_over")
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self._coroutine: Coroutine[Any, None, None] | None = None
+        self._steps: Generator[Any, None, None] | None = None
         self._waits_for: Any = None
         self._is_cancelled = False  # and has not been told yet
         self.is_over = False
 
     def begin(self, coroutine: Coroutine[Any, None, None]) -> None:
-        self._coroutine = coroutine
+        self._steps = coroutine.__await__()
         self.go_on()
 
     def go_on(self) -> None:
         """Run up to the next wait; whoever calls it knows that the last one is over."""
-        coroutine = self._coroutine
-        if coroutine is None:
+        steps = self._steps
+        if steps is None:
             return
         self._waits_for = None
         try:
-            self._wait(coroutine.send(None))
-        except StopIteration:
-            self._end()
+            # `send` would end with a StopIteration that is raised and caught: 4,000 instructions.
+            waits_for = next(steps, _OVER)
         except BaseException as fault:  # as from a task: it is nobody else's who was just called
             self._end(fault)
+            return
+        if waits_for is _OVER:
+            self._end()
+        else:
+            self._wait(waits_for)
 
     def _wait(self, waits_for: Any) -> None:
         """Be woken when ``waits_for`` is over: a promise, a future, or nothing but a turn of the loop."""
@@ -156,18 +162,20 @@ class Strand:
             self._is_cancelled = not self.is_over
 
     def _throw(self) -> None:
-        coroutine = self._coroutine
-        if coroutine is None:
+        steps = self._steps
+        if steps is None:
             return
         try:
-            self._wait(coroutine.throw(asyncio.CancelledError()))
+            waits_for = steps.throw(asyncio.CancelledError())
         except StopIteration:
             self._end()
         except BaseException as fault:
             self._end(fault)
+        else:
+            self._wait(waits_for)
 
     def _end(self, fault: BaseException | None = None) -> None:
-        self._coroutine = None
+        self._steps = None
         self._waits_for = None
         self.is_over = True
         if fault is not None and not isinstance(fault, asyncio.CancelledError):
