@@ -18,15 +18,19 @@ _EXACT: Final = 2**63
 
 
 def read_request(
-    endpoint: Endpoint, body: memoryview | bytes, long_reader: LongReader | None = None
+    endpoint: Endpoint,
+    body: memoryview | bytes,
+    long_reader: LongReader | None = None,
+    *,
+    reads_text: bool = True,
 ) -> Members:
     """Return the members of a body that is valid for ``endpoint``, which must have a prepare job.
 
-    ``long_reader``: given if nobody reads the text. Of a long body the members are its stand-ins then.
+    ``reads_text``: without it, the members of a long body may be stand-ins (``LongReader.skim``).
     """
     members: Members | None = None
     if long_reader is not None and len(body) >= LONG_BYTES:
-        members = long_reader.read(body)
+        members = long_reader.read(body) if reads_text else long_reader.skim(body)
     if members is None:
         members = parse_body(body)
     check = _CHECKS[endpoint.name]

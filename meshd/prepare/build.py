@@ -79,8 +79,8 @@ class ViewBuilder:
         """
         watch = self.watch
         watch.start()
-        reads_text = needs & (NEEDS_TEXT | NEEDS_TOKENS)
-        members = read_request(endpoint, body, None if reads_text else self._long_reader)
+        reads_text = needs & (NEEDS_TEXT | NEEDS_TOKENS) != 0
+        members = read_request(endpoint, body, self._long_reader, reads_text=reads_text)
         watch.enter(VIEW)
         view = read_facts(endpoint, members)
         if needs:
