@@ -88,6 +88,7 @@ class DownstreamConnection(ClientSocket):
         "_has_served",
         "_head",
         "_head_room",
+        "_idle_timeout_s",
         "_now",
         "_pending",
         "_scan_from",
@@ -104,6 +105,7 @@ class DownstreamConnection(ClientSocket):
         super().__init__()
         self._server = server
         self._now = server.now  # what each request needs is at hand here
+        self._idle_timeout_s = server.idle_timeout_s
         self._scratch = server.scratch
         self._head_room = server.head_scratch  # for the next bytes of a head
         self._state = _HEAD
@@ -358,7 +360,7 @@ class DownstreamConnection(ClientSocket):
         self.head_started_at = 0.0
         self._whole_bytes = 0
         self._look_ahead()
-        self.deadline = self._now() + self._server.idle_timeout_s
+        self.deadline = self._now() + self._idle_timeout_s
         if self.is_write_paused:  # a client that reads no answers gets no more of them
             self._pause_reading()
             return

@@ -108,18 +108,22 @@ class Exchange(Strand):
 
     async def run(self) -> None:
         """Serve the request; returns when everything it held has been given back."""
-        io = self._io
+        io, head = self._io, self._head
         try:
-            route = io.routes.find(self._head.path)
-            if route is not None:
-                await self._serve_route(route)
-                return
-            endpoint, resource_id = self._find_endpoint()
+            match: Match | None = head.derived.get("match")
+            if match is None:
+                route = io.routes.find(head.path)
+                if route is not None:
+                    await self._serve_route(route)
+                    return
+                match = head.derived["match"] = self._find_endpoint()
+            endpoint, resource_id = match
+            self._begin(endpoint.path, endpoint.id_prefix)
             if endpoint.picks_by == "local" and not endpoint.has_prepare_job:
                 self._answer(*io.routes.models())
                 return
             self.record.endpoint = endpoint.label
-            check_endpoint_head(endpoint, self._head, io.max_body_bytes)
+            check_endpoint_head(endpoint, head, io.max_body_bytes)
             self._ticket = io.director.try_admit() or await wait_for_ticket(io)
             io.metrics.tickets_granted.inc()
             if endpoint.picks_by == "fan_out":
@@ -144,12 +148,10 @@ class Exchange(Strand):
     def _find_endpoint(self) -> Match:
         head, endpoints = self._head, self._io.endpoints
         try:
-            match = endpoints.find(head.method, head.path)
+            return endpoints.find(head.method, head.path)
         except MeshError:
             self._begin(endpoints.template_of(head.path), "req-")
             raise
-        self._begin(match.endpoint.path, match.endpoint.id_prefix)
-        return match
 
     async def _serve_route(self, route: Route) -> None:
         """Answer what is no inference: health, information, and what the controller answers."""

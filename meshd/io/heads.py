@@ -137,7 +137,7 @@ class RequestHead:
 class ResponseHead:
     """One final or interim response head of an upstream; attributes as those of `RequestHead`.
 
-    ``has_body``: by status and request method (RFC 9112 §6.3).
+    ``has_body``: by status and request method (RFC 9112 §6.3). ``is_encoded``: its content, by a coding.
     """
 
     __slots__ = (
@@ -148,6 +148,7 @@ class ResponseHead:
         "has_body",
         "is_chunked",
         "is_close_delimited",
+        "is_encoded",
         "is_http11",
         "is_sse",
         "keeps_alive",
@@ -168,6 +169,8 @@ class ResponseHead:
         content_length: int | None,
         is_chunked: bool,
         has_body: bool,
+        is_sse: bool,
+        is_encoded: bool,
         connection_tokens: frozenset[bytes],
         raw: bytes,
         length_at: int,
@@ -182,7 +185,8 @@ class ResponseHead:
         self.is_chunked = is_chunked
         self.has_body = has_body
         self.is_close_delimited = has_body and not is_chunked and content_length is None
-        self.is_sse = values.get(b"content-type", b"").lower().startswith(b"text/event-stream")
+        self.is_sse = is_sse
+        self.is_encoded = is_encoded
         self.keeps_alive = is_http11 and b"close" not in connection_tokens
         self.connection_tokens = connection_tokens
         self.raw = raw
@@ -225,6 +229,8 @@ class ResponseHead:
             content_length,
             self.is_chunked,
             self.has_body,
+            self.is_sse,
+            self.is_encoded,
             self.connection_tokens,
             raw,
             self.length_at,

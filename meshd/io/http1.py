@@ -312,6 +312,8 @@ def _parse_response_head(raw: bytes, request_method: str) -> ResponseHead:
         content_length,
         is_chunked,
         has_body,
+        values.get(b"content-type", b"").lower().startswith(b"text/event-stream"),
+        values.get(b"content-encoding", b"identity").lower() != b"identity",
         _tokens(fields, values, b"connection"),
         raw,
         0 if content_length is None else _length_at(raw, values, repeated),

@@ -33,9 +33,8 @@ def make_relay(
 ) -> Relay:
     """Choose what is observed of the response, and note it; of an admin route (no endpoint) nothing is."""
     is_ok = 200 <= response.status < 300
-    is_encoded = response.values.get(b"content-encoding", b"identity").lower() != b"identity"
     is_observed = endpoint is not None and endpoint.is_observed and is_ok
-    if is_encoded and is_observed and response.has_body:
+    if response.is_encoded and is_observed and response.has_body:
         record.skipped_observation = "content_encoding"
         is_observed = False
     api: StreamApi = endpoint.stream_api if endpoint is not None and is_observed else ""

@@ -8,7 +8,7 @@ from meshd.io.heads import RequestHead, ResponseHead
 
 _BOTH = ("is_http11", "fields", "values", "content_length", "is_chunked", "has_body", "keeps_alive")
 _REQUEST = ("method", "target", "path", "query", "repeated")
-_RESPONSE = ("status", "reason", "is_close_delimited", "is_sse")
+_RESPONSE = ("status", "reason", "is_close_delimited", "is_sse", "is_encoded")
 
 
 def facts(head: RequestHead | ResponseHead | None) -> dict[str, Any]:
