@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final
 
 from meshd.api.view import StageTimes
 
 JSON_PARSE, TEMPLATE, ENCODE, VIEW, DECODE = range(5)
 """Stages by their place in ``StageTimes``."""
-
-_NONE: Final = [0] * len(StageTimes._fields)
 
 
 class Stopped(Exception):
@@ -24,13 +21,13 @@ class Stopwatch:
 
     def __init__(self, clock: Callable[[], int]) -> None:
         self._clock = clock
-        self._ns = _NONE[:]
+        self._ns = [0, 0, 0, 0, 0]
         self._since = 0
         self._stage = JSON_PARSE
 
     def start(self) -> None:
         """Begin a job with the stage that every job begins with."""
-        self._ns = _NONE[:]
+        self._ns = [0, 0, 0, 0, 0]
         self._stage = JSON_PARSE
         self._since = self._clock()
 
@@ -44,7 +41,7 @@ class Stopwatch:
     def stop(self) -> StageTimes:
         """End the job, in whatever stage it is."""
         self.enter(self._stage)
-        return StageTimes._make(self._ns)
+        return StageTimes(*self._ns)
 
     def __repr__(self) -> str:
-        return f"Stopwatch({StageTimes._make(self._ns)}, stage={StageTimes._fields[self._stage]})"
+        return f"Stopwatch({StageTimes(*self._ns)}, stage={StageTimes._fields[self._stage]})"
