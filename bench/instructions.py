@@ -97,17 +97,18 @@ def count_by_callgrind(running: Running, cpus: Cpus, directory: Path) -> float:
     """Instructions of the one process that runs under callgrind, for one request."""
     pid = _pid_under_valgrind(process.pid for process in tree.tree(running.pid))
     send_requests(cpus, running.port, [BODY], 1.0)  # what is done once is done now
+    running.calm()
     _control(pid, "-i", "on")
     _control(pid, "-z")
     began_s = time.monotonic()
-    loads, _ = send_requests(cpus, running.port, [BODY], COUNTED_S)
-    _control(pid, "-d")
-    middle_s = time.monotonic()
     time.sleep(IDLE_S)
     _control(pid, "-d")
-    busy, idle = (parse_callgrind(Path(directory, f"out.{pid}.{number}").read_text()) for number in (1, 2))
-    idle_s = time.monotonic() - middle_s
-    return per_request(busy, middle_s - began_s, idle, idle_s, loads[0].done)
+    middle_s = time.monotonic()
+    loads, _ = send_requests(cpus, running.port, [BODY], COUNTED_S)
+    _control(pid, "-d")
+    busy_s = time.monotonic() - middle_s
+    idle, busy = (parse_callgrind(Path(directory, f"out.{pid}.{number}").read_text()) for number in (1, 2))
+    return per_request(busy, busy_s, idle, middle_s - began_s, loads[0].done)
 
 
 def _with_io_under(valgrind: Sequence[str], plain: Sequence[str], directory: Path) -> list[str]:

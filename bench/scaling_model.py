@@ -182,7 +182,7 @@ def checks_apart(samples: Sequence[Sample]) -> list[Check]:
         here = [one for one in samples if one.is_apart and one.kib == kib]
         # what strangers took of the cores cannot be used; what the tree had, and its load, can
         io_us, other_us = model.io.at(kib), model.prepare.at(kib) + median(one.load_us for one in here)
-        free = 1 - median(one.strangers for one in here)
+        free = max(0.0, 1 - median(one.strangers for one in here))
         found.append(Check(1, 1, kib, median(one.per_s for one in here), 1e6 * free / max(io_us, other_us)))
     return found
 
@@ -194,6 +194,10 @@ def _stage(samples: Sequence[Sample], cost: Callable[[Sample], float]) -> Stage:
         (kib, median(cost(one) for one in alone if one.kib == kib))
         for kib in sorted({one.kib for one in alone})
     ]
+    if not all(us > 0 for _, us in base):
+        raise BenchError(
+            "too few requests for the clock's ticks: give longer --seconds, or a quieter machine"
+        )
     ratios = _ratios(samples, cost)
     by_io, by_prepare = _exponents({key: ratio for key, ratio in ratios.items() if not key[2]})
     apart = median(found) if (found := [ratio for key, ratio in ratios.items() if key[2]]) else 1.0

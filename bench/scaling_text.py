@@ -12,8 +12,9 @@ from bench.text_table import text_table
 from bench.workload import shown_size
 
 RESERVED_CORES: Final = 2  # for the controller, the supervisor and the system
-NO_SECOND_CORE: Final = "load generator and backend had to use the second core as well: their measured cost "
-"is counted to that stage"
+NO_SECOND_CORE: Final = (
+    "load generator and backend had to use the second core as well: their measured cost counts to that stage"
+)
 
 
 def checked(policy: str, model: Model, samples: Sequence[Sample]) -> str:
@@ -68,17 +69,12 @@ def advice(models: Mapping[str, Model], cores: int, sizes: Sequence[int] | None 
             text_table(head, lines),
             "",
             "I/O µs and prepare µs are the measured costs with a core for each stage. N ÷ I/O is what N "
-            "processes of "
-            "that cost can do in a second, the smaller of the two is the limit, and the share of it to plan "
-            "for keeps "
-            "waiting short. 'If crowded' charges the exponents in full, as if all processes pushed one "
-            "another off "
-            "their cores: a bound from below. Memory bandwidth, clocks under full load and the kernel's "
-            "locks are in "
-            "neither. The split is steadier than the rates, since it is a ratio of costs. Count cores, not "
-            "SMT "
-            "threads, and give each socket its half of both kinds, so that bodies stay in the memory of one "
-            "socket.",
+            "processes of that cost can do in a second, the smaller of the two is the limit, and the "
+            "share of it to plan for keeps waiting short. 'If crowded' charges the exponents in full, as "
+            "if all processes pushed one another off their cores: a bound from below. Memory bandwidth, "
+            "clocks under full load and the kernel's locks are in neither. The split is steadier than the "
+            "rates, since it is a ratio of costs. Count cores, not SMT threads, and give each socket its "
+            "half of both kinds, so that bodies stay in the memory of one socket.",
         ]
     )
 

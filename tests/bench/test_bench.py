@@ -24,6 +24,7 @@ from bench.backend import ANSWER_BYTES, Backend, Seen
 from bench.baseline.app import check
 from bench.baseline.picks import RoundRobin
 from bench.commands import make_parser, parse_size
+from bench.compare import announcement
 from bench.cpu_sets import Cpus
 from bench.front_end import Site
 from bench.front_ends import FRONT_ENDS, is_stale
@@ -261,6 +262,12 @@ def test_sizes_have_units(text: str, size: int) -> None:
 def test_a_size_that_makes_no_sense_is_refused(text: str) -> None:
     with pytest.raises(argparse.ArgumentTypeError):
         parse_size(text)
+
+
+def test_the_first_lines_say_what_will_happen_and_how_long_it_takes() -> None:
+    text = announcement("requests", front_ends=8, workloads=1, rounds=5, seconds=5.0)
+    assert text.startswith("requests: 8 front ends") and "5 rounds of 5 s each; about 5 minutes" in text
+    assert "goals" in text and "--help" in text
 
 
 def test_default_point_is_one_kib_and_sixteen_clients_round_robin() -> None:

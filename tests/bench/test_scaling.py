@@ -112,6 +112,11 @@ def test_without_one_of_each_there_is_no_model() -> None:
         fit([one for one in samples() if one.counts != (1, 1)])
 
 
+def test_a_cost_that_the_clock_did_not_see_is_said_not_used() -> None:
+    with pytest.raises(BenchError, match="longer --seconds"):
+        fit([replace(one, prepare_us=0.0) for one in samples()])
+
+
 def test_the_slower_stage_limits_the_rate() -> None:
     model = Model(Stage(((1.0, 100.0),)), Stage(((1.0, 50.0),)))
     assert model.rate(1, 1, 1.0) == pytest.approx(10_000)
