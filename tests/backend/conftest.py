@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from tests.fakes.offspring import end_with_tests
+
 
 @dataclass
 class Answer:
@@ -80,7 +82,9 @@ class Backend:
 
     def __init__(self, *flags: str, **popen: Any) -> None:
         command = [sys.executable, "-m", "meshd.backend", "--port", "0", *flags]
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, **popen)
+        self.process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, text=True, preexec_fn=end_with_tests(), **popen
+        )
         assert self.process.stdout is not None
         self.line = self.process.stdout.readline()
         self.port = int(self.line.rpartition(":")[2])

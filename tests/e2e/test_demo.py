@@ -19,6 +19,7 @@ import pytest
 from tests.e2e.test_kills import is_running
 from tests.fakes.load import SteadyLoad
 from tests.fakes.node import Node, wait_until
+from tests.fakes.offspring import end_with_tests
 
 ROOT = Path(__file__).parents[2]
 
@@ -35,6 +36,7 @@ class Demo:
             text=True,
             cwd=ROOT,
             start_new_session=True,
+            preexec_fn=end_with_tests(),
         )
         self.text = ""
         assert self.process.stdout is not None
@@ -146,6 +148,7 @@ def test_demo_without_a_reader_of_its_text_serves():
     process = subprocess.Popen(
         [*demo_command(), "--port", "0", "--prometheus-port", "0", "--json-log"],
         stdout=write, stderr=subprocess.PIPE, text=True, start_new_session=True,
+        preexec_fn=end_with_tests(),
     )  # fmt: skip
     os.close(write)
     try:

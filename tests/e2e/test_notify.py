@@ -21,6 +21,7 @@ import pytest
 from meshd.control import Role
 from tests.e2e.conftest import DEMO_TOKENIZER
 from tests.fakes.node import Node, running, wait_until
+from tests.fakes.offspring import end_with_tests
 
 WATCHDOG_USEC = 1_000_000  # signs of life come twice as often: half a second is for a busy machine
 UNIT = Path(__file__).parents[2] / "systemd" / "meshd.service"
@@ -129,7 +130,11 @@ class StartingNode:
     def __init__(self, manager: Manager) -> None:
         command = [sys.executable, "-m", "meshd", "launch", *FLAGS, "--port", "0", "--prometheus-port", "0"]
         self.process = subprocess.Popen(
-            command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env={**os.environ, **manager.env}
+            command,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            env={**os.environ, **manager.env},
+            preexec_fn=end_with_tests(),
         )
 
     def leader(self) -> int | None:

@@ -24,6 +24,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from meshd.control import BOARD_KIND, ProcessBoard, Role
 from meshd.supervisor.ps import processes_of
+from tests.fakes.offspring import end_with_tests
 
 Series = tuple[str, tuple[tuple[str, str], ...]]
 
@@ -57,6 +58,7 @@ class Node:
             stdout=subprocess.DEVNULL,
             env={**os.environ, **(env or {})},
             start_new_session=True,
+            preexec_fn=end_with_tests(),
         )
         self.lines: list[dict[str, Any]] = []
         self.raw_lines: list[str] = []
@@ -227,6 +229,7 @@ class Backend:
             [sys.executable, "-m", "meshd", "backend", "--port", "0", *flags],
             stdout=subprocess.PIPE,
             text=True,
+            preexec_fn=end_with_tests(),
         )
         assert self.process.stdout is not None
         line = self.process.stdout.readline()

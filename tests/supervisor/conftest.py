@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from meshd.control import BoardRow, ProcessBoard, Role, State, Topology
+from tests.fakes.offspring import end_with_tests
 
 PATIENCE_S = 20.0
 MODES = {Role.CONTROLLER: "serve", Role.LEADER: "leader", Role.IO: "serve"}
@@ -75,6 +76,7 @@ class FakeNode:
                 stderr=stderr,
                 stdin=subprocess.DEVNULL,
                 pass_fds=[self.board.segment.fd],
+                preexec_fn=end_with_tests(),
             )
 
     @property
