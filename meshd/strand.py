@@ -123,7 +123,7 @@ class Strand:
         try:
             # `send` would end with a StopIteration that is raised and caught: 4,000 instructions.
             waits_for = next(steps, _OVER)
-        except BaseException as fault:  # as from a task: it is nobody else's who was just called
+        except (Exception, asyncio.CancelledError) as fault:  # as from a task: it is not the caller's
             self._end(fault)
             return
         if waits_for is _OVER:
@@ -169,7 +169,7 @@ class Strand:
             waits_for = steps.throw(asyncio.CancelledError())
         except StopIteration:
             self._end()
-        except BaseException as fault:
+        except (Exception, asyncio.CancelledError) as fault:
             self._end(fault)
         else:
             self._wait(waits_for)
