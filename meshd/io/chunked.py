@@ -41,7 +41,10 @@ def _size_lines(most: int) -> list[bytes]:
 
 _SIZE_LINES: Final = _size_lines(1024)
 
-_SIZE, _DATA, _DATA_END, _TRAILER = range(4)
+_SIZE: Final = 0
+_DATA: Final = 1
+_DATA_END: Final = 2
+_TRAILER: Final = 3
 _STATE_NAMES: Final = ("SIZE", "DATA", "DATA_END", "TRAILER")
 
 

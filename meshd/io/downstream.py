@@ -39,7 +39,15 @@ DISCARD_SECS: Final = 5.0
 LINGER_BYTES: Final = 1 << 20
 LINGER_SECS: Final = 2.0
 
-_HEAD, _WAIT, _BODY, _BUSY, _DISCARD, _LINGER, _CLOSING, _CLOSED = range(8)
+# Each a constant: unpacked from a range, a compiled build would look each use up in a dict.
+_HEAD: Final = 0
+_WAIT: Final = 1
+_BODY: Final = 2
+_BUSY: Final = 3
+_DISCARD: Final = 4
+_LINGER: Final = 5
+_CLOSING: Final = 6
+_CLOSED: Final = 7
 _STATE_NAMES: Final = ("HEAD", "WAIT", "BODY", "BUSY", "DISCARD", "LINGER", "CLOSING", "CLOSED")
 
 
