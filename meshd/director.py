@@ -216,7 +216,9 @@ class Director:
         result = Promise[Result]()
         job.on_done = result.set_result
         self._prepare.submit(job)
-        if not self._is_flush_due:
+        if self._gate.held <= 1:
+            self._prepare.flush_doorbells()  # no other request is here whose job could share the wake-up
+        elif not self._is_flush_due:
             self._is_flush_due = True
             self._loop.call_soon(self._flush)
         return result

@@ -21,6 +21,11 @@ others. Unclaimed jobs stay on the ring for the replacement, or move to a worker
 is killed, the controller counts as cancelled: it finds how many by the difference in the metric cells. The
 word ``lost`` tells it how much of that difference is our predecessors', so that our open jobs are not in it.
 
+**Whoever waits runs within ``on_done``**: it may submit, cancel, release slots, close. So ``on_done`` is the
+last thing done for a job, what is true after it is looked at again, and results are not drained within a
+drain: requests that are refused one after the other would run within one another, as deep as there are
+results.
+
 **Late results.** A completion is matched by its place on the ring; the sequence in it is a check. A result
 for a job that is terminal is dropped, and unpins its slot.
 """
@@ -28,7 +33,7 @@ for a job that is terminal is dropped, and unpins its slot.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Final, Protocol
+from typing import Final
 
 from meshd.control import ProcessBoard, Topology
 from meshd.errors import MeshError
@@ -39,6 +44,7 @@ from meshd.prepare.job import Job, JobState, Result
 from meshd.prepare.lane import Lane
 from meshd.prepare.layout import OUTCOME_DIED, OUTCOME_REFUSED, OUTCOME_SKIPPED, OUTCOME_VIEW, open_layout
 from meshd.prepare.pool_health import PoolHealth
+from meshd.prepare.ports import PrepareMetrics, PrepareSettings
 from meshd.prepare.quarantine import take_over
 from meshd.prepare.ring import IoEnd
 from meshd.slab import BodySlab
@@ -55,31 +61,6 @@ _MESSAGES: Final = {
     "prepare_failed": "The request could not be prepared.",
     "prepare_worker_died": "The process that prepared the request died.",
 }
-
-
-class PrepareMetrics(Protocol):
-    """What the client counts: each submitted job ends in exactly one of ``run_seconds`` and ``error``."""
-
-    def job_submitted(self) -> None: ...
-    def queued(self, jobs: int, /) -> None: ...
-    def dispatched(self, jobs: int, /) -> None: ...
-    def queue_seconds(self, seconds: float, /) -> None: ...
-    def run_seconds(self, seconds: float, /) -> None: ...
-    def stage(self, name: str, seconds: list[float], /) -> None: ...
-    def error(self, reason: str, /) -> None: ...
-    def rejection(self, code: str, /) -> None: ...
-    def retry(self) -> None: ...
-
-
-class PrepareSettings(Protocol):
-    """The settings that the client reads."""
-
-    @property
-    def prepare_queue_capacity(self) -> int: ...
-    @property
-    def prepare_queue_timeout_ms(self) -> int: ...
-    @property
-    def prepare_timeout_ms(self) -> int: ...
 
 
 class PrepareClient:
@@ -114,6 +95,7 @@ class PrepareClient:
         capacity = settings.prepare_queue_capacity
         now_ns = clock()  # a predecessor used one sequence a descriptor, so it is below this
         self.is_closed = False
+        self._is_draining = False
         self._capacity = capacity if capacity >= 0 else default_capacity(topology.prepare_workers)
         self._queue_timeout_ns = settings.prepare_queue_timeout_ms * 1_000_000
         self._timeout_ns = settings.prepare_timeout_ms * 1_000_000
@@ -209,9 +191,15 @@ class PrepareClient:
 
         Call it when this process's doorbell rang, after reading the eventfd: the other order loses wake-ups.
         """
-        for lane in self._lanes:
-            while lane.entries and lane.end.pop():
-                self._completed(lane)
+        if self._is_draining:
+            return  # whoever is told of a result may submit, and find the queue full
+        self._is_draining = True
+        try:
+            for lane in self._lanes:
+                while lane.entries and lane.end.pop():
+                    self._completed(lane)
+        finally:
+            self._is_draining = False
         self._dispatch()
 
     def _dispatch(self) -> None:
@@ -256,12 +244,8 @@ class PrepareClient:
 
     def _completed(self, lane: Lane) -> None:
         end = lane.end
-        outcome, view_length, claimed_ns, finished_ns = (
-            end.outcome,
-            end.view_length,
-            end.claimed_ns,
-            end.finished_ns,
-        )
+        outcome, view_length = end.outcome, end.view_length
+        claimed_ns, finished_ns = end.claimed_ns, end.finished_ns
         entry = lane.entries.pop(0)
         lane.forget(entry)
         if end.sequence != entry.sequence:

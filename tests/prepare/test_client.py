@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from meshd.errors import MeshError
-from meshd.prepare.client import default_capacity
+from meshd.prepare.client import Job, default_capacity
 from meshd.prepare.layout import OUTCOME_FAILED, OUTCOME_REFUSED, OUTCOME_SKIPPED, OUTCOME_VIEW
 
 MS = 1_000_000
@@ -25,6 +25,37 @@ def test_a_job_comes_back_as_the_view_of_its_body(make_pool: MakePool) -> None:
     assert door.answer(job) == "hello"
     assert (door.metrics.submitted, len(door.metrics.runs), len(door.metrics.waits)) == (1, 1, 1)
     assert door.slab.in_use_bytes == 0
+
+
+def test_whoever_is_told_of_a_result_may_drain_and_submit_without_nesting(make_pool: MakePool) -> None:
+    pool = make_pool(workers=2)
+    workers = pool.hand_workers()
+    door = pool.door()
+    told: list[str] = []
+
+    def on_done(name: str, again: str | None) -> Callable[[object], None]:
+        def tell(result: object) -> None:
+            told.append(f"{name} begins")
+            door.client.drain_completions()
+            if again is not None:
+                submit(again)
+            told.append(f"{name} ends")
+
+        return tell
+
+    def submit(name: str, again: str | None = None) -> None:
+        slot = door.slab.reserve(1)
+        slot.body[:1] = name.encode()
+        door.client.submit(Job(1, 0, slot, 1, on_done(name, again)))
+
+    submit("a", "c")
+    submit("b")
+    assert [worker.step() for worker in workers] == ["a", "b"]
+    door.client.drain_completions()
+    assert told == ["a begins", "a ends", "b begins", "b ends"]
+    assert workers[0].step() == "c"
+    door.client.drain_completions()
+    assert told[4:] == ["c begins", "c ends"] and not door.client.has_jobs
 
 
 def test_a_refusal_of_the_job_is_its_result_and_counts_as_a_run(make_pool: MakePool) -> None:
