@@ -248,8 +248,8 @@ def test_state_outlives_the_controller(closed):
     (pid,) = node.pids("controller")
     os.kill(pid, signal.SIGKILL)
     # while there is no controller the state stands still; its successor goes on with the time that has passed
-    wait_until(lambda: ask(node)[0] == 200, "its successor does not go on", timeout=20)
-    wait_until(lambda: ask(node)[0] == 200 and state(node) == CLOSED, "it does not close", timeout=20)
+    wait_until(lambda: ask(node)[0] == 200, "its successor does not go on", timeout=60)
+    wait_until(lambda: ask(node)[0] == 200 and state(node) == CLOSED, "it does not close", timeout=60)
 
 
 def test_disabled_breaker_counts_and_never_opens():

@@ -95,12 +95,16 @@ def test_life_as_the_service_manager_sees_it(manager):
         assert reloading["RELOADING"] == "1"
         assert 0 < int(reloading["MONOTONIC_USEC"]) <= time.monotonic_ns() // 1000
         assert manager.next("READY")[1]["READY"] == "1"
-        assert all(row["role"] == "backend" for row in node.ps() if row["pid"] in before), "new ones serve"
+        wait_until(lambda: remaining(node, before) == {"backend"}, "new ones serve, the old ones leave", 30)
         assert ask(node) == 200
 
         node.process.send_signal(signal.SIGTERM)
         assert manager.next("STOPPING")[1]["STOPPING"] == "1"
         assert node.process.wait(10) == 0
+
+
+def remaining(node: Node, pids: set[int]) -> set[str]:
+    return {row["role"] for row in node.ps() if row["pid"] in pids}
 
 
 def ask(node: Node, model: str = "meshd-demo") -> int:
