@@ -192,9 +192,7 @@ def test_requests_during_a_replacement_all_succeed_and_those_after_it_show_the_n
     late = [found for is_new, found in askers.answers if is_new]
     assert len(late) >= 10 and all(found == new for found in late)
     assert not workers & set(node.pids("prepare"))
-    wait_until(
-        lambda: len(node.pids("prepare")) == WORKERS, "none may be left over from a proof's renewal", 60
-    )
+    wait_until(lambda: len(node.pids("prepare")) == WORKERS, "some are still leaving", 60)
     assert call(node, "GET", f"/v1/tokenizers/{register_id}")[1]["generation"] == 2
     assert not [line for line in node.lines if line.get("event") == "prepare_worker_died"]
     call(node, "DELETE", "/v1/tokenizers/moving")
