@@ -1,7 +1,7 @@
-"""Heads parsed before, by their bytes. A keep-alive peer repeats itself: a hit costs 0.1 µs, a parse 7–14.
+"""Heads parsed before, by their bytes: a hit costs 0.1 µs, a parse 7–14.
 
-What later code works out from a head (which fields pass, say) is kept with it, in ``derived``, so a repeated
-head costs none of that again either. The bounds keep what a stranger can make us remember below 2 MiB.
+For the first head of a connection, and one that is not like the one before it there (`RequestHead.again`). The
+bounds keep what a stranger can make us remember below 2 MiB.
 """
 
 from __future__ import annotations

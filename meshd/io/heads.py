@@ -1,7 +1,7 @@
 """Request heads and response heads, once read; http1.py reads them. Pure.
 
 Peers repeat themselves: on a connection that is kept alive most heads equal the one before, but for the value
-of `content-length`. `again` recognises that by comparing bytes, thirty times cheaper than reading them anew,
+of `content-length`. `again` recognises that by comparing bytes, many times cheaper than reading them anew,
 and what was worked out from a head before (which fields pass, say) stays with it, in ``derived``.
 
 The classes are written out, since the methods that ``dataclass`` makes stay interpreted in a compiled build.
