@@ -196,7 +196,7 @@ class PrepareClient:
         self._is_draining = True
         try:
             for lane in self._lanes:
-                while lane.entries and lane.end.pop():
+                while lane.end.pop():
                     self._completed(lane)
         finally:
             self._is_draining = False
@@ -246,8 +246,7 @@ class PrepareClient:
         end = lane.end
         outcome, view_length = end.outcome, end.view_length
         claimed_ns, finished_ns = end.claimed_ns, end.finished_ns
-        entry = lane.entries.pop(0)
-        lane.forget(entry)
+        entry = lane.take_answered()
         if end.sequence != entry.sequence:
             self._health.tell_fault()
             outcome = -1

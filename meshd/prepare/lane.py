@@ -6,6 +6,7 @@ from typing import Final
 
 from meshd.control import BoardRow, State
 from meshd.prepare.job import Job, JobState
+from meshd.prepare.layout import DEPTH
 from meshd.prepare.ring import FULL, IoEnd
 
 _READY: Final = int(State.READY)
@@ -35,7 +36,6 @@ class Entry:
 class Lane:
     """The rings of one prepare seat and what is on them.
 
-    ``entries``: unanswered descriptors in ring order, which is the order of their completions.
     ``live``, ``live_bytes``: those of them that are not withdrawn, and their bodies.
     ``stacked``: those that count as waiting. ``is_alive``: whether the board said READY when last asked.
     """
@@ -43,10 +43,10 @@ class Lane:
     __slots__ = (
         "_board",
         "_busy_word",
+        "_places",
         "_state_word",
         "bell",
         "end",
-        "entries",
         "is_alive",
         "is_dirty",
         "live",
@@ -62,12 +62,19 @@ class Lane:
         self._board = row.words
         self._busy_word = row.busy_word
         self._state_word = row.state_word
-        self.entries: list[Entry] = []  # 16 at most
+        self._places: list[Entry | None] = [None] * DEPTH  # of descriptor n, while it is not answered: n % 16
         self.live = 0
         self.live_bytes = 0
         self.stacked = 0
         self.is_alive = False
         self.is_dirty = False
+
+    @property
+    def entries(self) -> list[Entry]:
+        """Unanswered descriptors in ring order, which is the order of their completions."""
+        end = self.end
+        found = [self._places[index % DEPTH] for index in range(end.taken, end.tail)]
+        return [entry for entry in found if entry is not None]
 
     @property
     def busy(self) -> int:
@@ -101,7 +108,7 @@ class Lane:
         job.entry = entry = Entry(self, job, index, sequence, now_ns, is_stacked)
         job.state = JobState.OUT
         job.open_descriptors += 1
-        self.entries.append(entry)
+        self._places[index % DEPTH] = entry
         self.live += 1
         self.live_bytes += length
         if is_stacked:
@@ -112,7 +119,16 @@ class Lane:
         entry = Entry(self, job, index, sequence, 0, False)
         entry.is_live = False
         job.open_descriptors += 1
-        self.entries.append(entry)
+        self._places[index % DEPTH] = entry
+
+    def take_answered(self) -> Entry:
+        """Return the entry of the completion that was popped last, once; it counts no more."""
+        place = (self.end.taken - 1) % DEPTH
+        entry = self._places[place]
+        assert entry is not None
+        self._places[place] = None
+        self.forget(entry)
+        return entry
 
     def withdraw(self, entry: Entry) -> None:
         """Mark the descriptor: not claimed, it will be skipped; claimed, its job stops between stages."""

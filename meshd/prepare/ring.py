@@ -136,6 +136,8 @@ class IoEnd:
     def pop(self) -> bool:
         """Consume the next completion into the attributes of this object; False if there is none."""
         index = self.taken
+        if index == self.tail:
+            return False
         if index == self._done:
             self._done = self._words[self._done_word]
             if index == self._done:
