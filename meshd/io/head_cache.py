@@ -1,7 +1,7 @@
 """Heads parsed before, by their bytes: a hit costs 0.1 µs, a parse 7–14.
 
-For the first head of a connection, and one that is not like the one before it there (`RequestHead.again`). The
-bounds keep what a stranger can make us remember below 2 MiB.
+For the first head of a connection, and for one that is not like the one before it (`RequestHead.again`).
+The bounds keep what a stranger can make us remember below 2 MiB.
 """
 
 from __future__ import annotations
