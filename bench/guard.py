@@ -26,7 +26,7 @@ from bench.machine import require
 from bench.rounds import run_round
 
 SECONDS: Final = 1.0
-ROUNDS: Final = 4
+ROUNDS: Final = 3
 BUILT: Final = ("meshd-compiled",)
 POLICY: Final = "round_robin"  # of every point that a budget may name
 
@@ -97,7 +97,11 @@ def _instructions(limits: Sequence[Limit], counter: str, cpus: Cpus) -> dict[tup
     found = {}
     for point in _points(wanted) if wanted else []:
         for front_end in _front_ends([limit for limit in wanted if limit.point == point.name]):
-            counted = _count(front_end, counter, cpus, point, say)
+            try:
+                counted = _count(front_end, counter, cpus, point, say)
+            except BenchError as error:
+                say(f"{point.name} {front_end.name}: {error}")
+                continue
             found["instructions", point.name, front_end.name] = counted
     return found
 

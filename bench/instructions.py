@@ -27,8 +27,9 @@ from bench.load import Sending, send_requests
 
 EVENT: Final = "instructions:u"
 BODY: Final = Sending(clients=1, body_bytes=1024)
-COUNTED_S: Final = 4.0
+COUNTED_S: Final = 3.0
 IDLE_S: Final = 2.0
+FEWEST: Final = 40
 IO_PROCESS: Final = "meshd.io.process"
 
 
@@ -55,8 +56,15 @@ def parse_callgrind(text: str) -> int:
 
 
 def per_request(busy: int, busy_s: float, idle: int, idle_s: float, requests: int) -> float:
-    """Instructions of one request, less what the same time costs when nothing is to be done."""
-    return (busy - idle / idle_s * busy_s) / max(1, requests)
+    """Instructions of one request, less what the same time costs when nothing is to be done.
+
+    Raises `BenchError` where the requests are so few that idling outweighs them.
+    """
+    if requests < FEWEST:
+        raise BenchError(
+            f"only {requests} requests were answered while instructions were counted: a busy machine"
+        )
+    return (busy - idle / idle_s * busy_s) / requests
 
 
 def count_by_perf(running: Running, cpus: Cpus, sending: Sending, seconds: float) -> float:
@@ -97,7 +105,7 @@ def count_by_callgrind(running: Running, cpus: Cpus, directory: Path) -> float:
     """Instructions of the one process that runs under callgrind, for one request."""
     pid = _pid_under_valgrind(process.pid for process in tree.tree(running.pid))
     send_requests(cpus, running.port, [BODY], 1.0)  # what is done once is done now
-    running.calm()
+    running.settle()
     _control(pid, "-i", "on")
     _control(pid, "-z")
     began_s = time.monotonic()

@@ -101,6 +101,11 @@ def test_what_idling_costs_in_the_same_time_is_taken_off() -> None:
     assert per_request(busy=1_000_000, busy_s=4.0, idle=100_000, idle_s=2.0, requests=100) == 8000.0
 
 
+def test_too_few_requests_are_no_count() -> None:
+    with pytest.raises(BenchError, match="only 7 requests"):
+        per_request(busy=1_000_000, busy_s=4.0, idle=100_000, idle_s=2.0, requests=7)
+
+
 def test_of_meshd_the_io_process_runs_under_callgrind_and_of_others_the_whole(tmp_path: Path) -> None:
     site = Site(tmp_path, 7000, 7003, ("http://127.0.0.1:7001",), "round_robin", None)
     other = FrontEnd("other", "", (), {}, lambda site: ["router", str(site.port)])
