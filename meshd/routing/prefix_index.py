@@ -46,7 +46,8 @@ _USE_MASK: Final = (1 << _USE_BITS) - 1
 _FINGERPRINT_SHIFT: Final = 32
 _TICK_SHIFT: Final = 27  # nanoseconds >> 27: units of 0.134 s
 _SWEEP_ENTRIES: Final = 65536
-_LONG_KEYS: Final = 64  # beyond so many keys an insert looks first for what it may leave alone
+_FEW_KEYS: Final = 4  # beyond so many keys an insert looks first for what it may leave alone
+_LONG_KEYS: Final = 64
 _FRESH_USE: Final = 64  # a last use of 8.6 s ago is as good as now
 
 
@@ -138,14 +139,15 @@ class PrefixIndex:
     def insert(self, keys: bytes, number: int) -> None:
         """Note that upstream ``number`` now holds the text of ``keys``: 1 µs for each key that is news.
 
-        Of a long text the keys that it was noted to hold some seconds ago are left as they are.
+        Keys that it was noted to hold some seconds ago are left as they are: half of a short text, and of a
+        long one all that it holds.
         """
         if not keys:
             return
         words, first, buckets = self._words, self._first, self._buckets
         now = self._clock() >> _TICK_SHIFT & _USE_MASK
         packed = memoryview(keys).cast("Q")
-        if len(packed) > _LONG_KEYS:
+        if len(packed) > _FEW_KEYS:
             packed = packed[self._first_stale(packed, number, now) :]
         holder = now << _NUMBER_BITS | number
         added = 0
@@ -228,14 +230,18 @@ class PrefixIndex:
         return self.sweep(numbers.__contains__)
 
     def _first_stale(self, packed: memoryview[int], number: int, now: int) -> int:
-        """Return where an insert has to begin: at the deepest key held if the middle one is fresh, else at 0.
+        """Return where an insert has to begin: at 0 unless the middle key is fresh.
 
         A conversation's last insert wrote the keys of its last turn. If the middle of what it has now was
-        written some seconds ago, so was all before it, up to the time in which it doubled.
+        written some seconds ago, so was all before it, up to the time in which it doubled; and as it is not
+        written now, the whole is again before long. A long text goes on at the deepest key held. A short one
+        goes on behind the middle: its beginning may be that of many, and fresh by the others' use.
         """
         low = len(packed) >> 1
         if not 0 <= self._idle(packed[low], number, now) <= _FRESH_USE:
             return 0
+        if len(packed) <= _LONG_KEYS:
+            return low + 1
         high = len(packed)
         while high - low > 1:  # key low is held, key high is not
             middle = (low + high) >> 1

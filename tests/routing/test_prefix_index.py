@@ -118,6 +118,25 @@ def test_a_full_bucket_drops_its_entry_used_longest_ago(make: MakeIndex, clock: 
     assert index.entries == 8
 
 
+def test_keys_whose_bytes_look_alike_are_told_apart(make: MakeIndex, clock: Clock) -> None:
+    """A fingerprint of zeros is no free entry, and bytes across two words are no fingerprint."""
+    index = make(index_bytes=MIN_BYTES)
+    buckets, random = MIN_BYTES // 64, Random(9)
+    halves = (0, 1, 256, 1 << 16, 1 << 24, 0x01000000, 0xFFFFFFFF)
+    keys = [(half << 32) + (5 - (half << 32)) % buckets for half in dict.fromkeys(halves)]
+    held: dict[int, set[int]] = {key: set() for key in keys}
+    for _ in range(300):
+        key, number = random.choice(keys), random.choice((0, 1, 257))
+        mates = sum(len(numbers) for numbers in held.values())
+        if number in held[key] or mates < 8:
+            index.insert(_packed(key), number)
+            held[key].add(number)
+        for other, numbers in held.items():
+            assert {n for n in (0, 1, 257) if index.match(_packed(other), 10, {n})} == numbers
+        clock.now_ns += SECOND
+    assert index.entries == 8 and not index.evictions
+
+
 def test_the_index_stays_inside_its_bytes_over_a_million_distinct_prefixes(make: MakeIndex) -> None:
     index = make(index_bytes=1 << 20)
     random = Random(7)
@@ -162,6 +181,23 @@ def test_a_grown_conversation_inserts_its_new_turn_and_keeps_the_rest_young(
     idle = [index._idle(key, 1, now) for key in packed]
     assert min(idle) >= 0
     assert max(idle) <= (60 * SECOND >> 27)
+
+
+@pytest.mark.parametrize("length", [1024, 4096, 8192])
+def test_a_short_text_that_comes_again_stays_young_behind_a_beginning_that_all_share(
+    make: MakeIndex, clock: Clock, length: int
+) -> None:
+    index, random = make(), Random(length)
+    shared = random.randbytes(length * 3 // 4)
+    text = shared + random.randbytes(length // 4)
+    for second in range(60):
+        index.insert(block_keys("m", shared + random.randbytes(length // 4)), 1)
+        if second % 5 == 0:
+            index.insert(block_keys("m", text), 1)
+        clock.now_ns += SECOND
+    now = clock() >> 27
+    idle = [index._idle(key, 1, now) for key in memoryview(block_keys("m", text)).cast("Q")]
+    assert min(idle) >= 0 and max(idle) <= 15 * SECOND >> 27
 
 
 def test_sweeping_frees_the_entries_of_upstreams_that_have_left(make: MakeIndex) -> None:
