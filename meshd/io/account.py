@@ -113,10 +113,12 @@ class Ledger:
         for record in records:
             self._count(record)
         self._count_stages(records)
-        for record in records:
-            if self._log.wants_access(record.is_routine):
-                fields = access_fields(record, self._io_process)
-                self._log.access(fields, is_routine=record.is_routine)
+        wants_routine = self._log.wants_access(is_routine=True)
+        if wants_routine or self._log.wants_access():
+            for record in records:
+                if wants_routine or not record.is_routine:
+                    fields = access_fields(record, self._io_process)
+                    self._log.access(fields, is_routine=record.is_routine)
         if self._tracing is not None:
             self._tracing.ended(records)
 
