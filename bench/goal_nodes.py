@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from bench import BenchError
 from bench.backend import Backend
 from bench.chosen import say
 from bench.cpu_sets import Cpus
 from bench.front_ends import FRONT_ENDS
+from bench.goal_rounds import FAILURES
 from bench.goals import IDLE, START, Goal
 from bench.idle_clients import CLIENTS, flags_for, measure_idle_clients, raise_descriptor_limit
 from bench.launch import Running
@@ -38,14 +38,14 @@ def measure_nodes(
         if IDLE in measures:
             try:
                 samples[IDLE, "", name] = [idle_kib(name, cpus)]
-            except BenchError as error:
-                whys[IDLE, name] = str(error).splitlines()[0]
+            except FAILURES as error:
+                whys[IDLE, name] = (str(error) or type(error).__name__).splitlines()[0]
                 say(f"idle clients of {name}: {error}")
         if START in measures:
             try:
                 samples[START, "", name] = list(_starts(name, cpus, tokenizer, directory, starts))
-            except BenchError as error:
-                whys[START, name] = str(error).splitlines()[0]
+            except FAILURES as error:
+                whys[START, name] = (str(error) or type(error).__name__).splitlines()[0]
                 say(f"start of {name}: {error}")
 
 
@@ -71,7 +71,7 @@ def _starts(name: str, cpus: Cpus, tokenizer: Path, directory: Path, starts: int
         for _ in range(starts):
             try:
                 found.append(time_start(FRONT_ENDS[name], wide, backend))
-            except BenchError as error:
+            except FAILURES as error:
                 say(f"{error}\nonce more")
                 found.append(time_start(FRONT_ENDS[name], wide, backend))
             say(f"start of {name} with {entries:,} entries: {found[-1]:.2f} s")

@@ -8,6 +8,7 @@ for nothing.
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -29,6 +30,7 @@ AROUND_ROUND_S: Final = (
 )
 START_S: Final = 5.0  # of one front end, with waiting until it idles
 TRIES: Final = 2
+FAILURES: Final = (BenchError, OSError, subprocess.SubprocessError)  # of one round; the others go on
 
 Say = Callable[[str], None]
 
@@ -163,7 +165,7 @@ def _try_round(
     one = None if turn.front_end == DIRECT else running[turn.process]
     try:
         return run_round(one, backend, cpus, turn.point.workload)
-    except BenchError as error:
+    except FAILURES as error:
         say(f"{turn.point.name} {turn.front_end}: {error}")
         return None
 
