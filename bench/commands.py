@@ -14,10 +14,10 @@ UNITS: Final = {"k": 1 << 10, "m": 1 << 20}
 COMMANDS: Final = ("requests", "streams", "memory", "table", "report", "goals", "guard", "scaling")
 STATE: Final = OUT / "table.jsonl"
 GOALS_HELP: Final = (
-    "Measure every goal of bench/goals.toml for meshd and, where it is built, meshd-compiled. About 12 minutes "
-    "with the defaults and all front ends on a quiet machine. An invalid round is tried once more; what has no "
-    "valid one then is not measured. The table goes to bench/out as Markdown and JSON. Exit code 1 when a goal "
-    "is missed."
+    "Measure every goal of bench/goals.toml for meshd and, where it is built, meshd-compiled. About 12 "
+    "minutes with the defaults and all front ends on a quiet machine. An invalid round is tried once more; "
+    "what has no valid one then is not measured. The table goes to bench/out as Markdown and JSON. Exit code "
+    "1 when a goal is missed."
 )
 OUR_FRONT_ENDS: Final = ("meshd", "meshd-compiled")
 BUDGET: Final = Path(__file__).parent / "budget.toml"
