@@ -152,19 +152,23 @@ def test_two_hundred_clients_that_leave_at_random_instants_leave_nothing(node, c
             pass
         writer.transport.abort()
 
-    async def all_of_them() -> None:
+    async def all_of_them(longest_s: float) -> None:
         gate = asyncio.Semaphore(40)
 
         async def one(delay_s: float, is_stream: bool) -> None:
             async with gate:
                 await leave_early(delay_s, is_stream)
 
-        await asyncio.gather(*(one(rng.uniform(0, 0.3), rng.random() < 0.7) for _ in range(200)))
+        await asyncio.gather(*(one(rng.uniform(0, longest_s), rng.random() < 0.7) for _ in range(200)))
 
-    asyncio.run(all_of_them())
-    wait_until(lambda: not node.held(), f"left behind: {node.held()}")
-    wait_until(lambda: sum(b.stats()["active"] for b in clean_backends) == 0, "an upstream still works")
-    aborted = sum(b.stats()["aborted"] for b in clean_backends) - sum(s["aborted"] for s in stats)
+    aborted = 0
+    for longest_s in (0.3, 1.0, 3.0):  # on a busy machine few reach an upstream before their client leaves
+        asyncio.run(all_of_them(longest_s))
+        wait_until(lambda: not node.held(), f"left behind: {node.held()}", 30)
+        wait_until(lambda: sum(b.stats()["active"] for b in clean_backends) == 0, "an upstream still works")
+        aborted = sum(b.stats()["aborted"] for b in clean_backends) - sum(s["aborted"] for s in stats)
+        if aborted > 50:
+            break
     assert aborted > 50
     status, _, _ = node.request("POST", "/v1/completions", {"model": "m1", "prompt": "a"})
     assert status == 200

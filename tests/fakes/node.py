@@ -273,7 +273,7 @@ def running(
         node.kill()
 
 
-def wait_until(condition: Any, what: str, timeout: float = 10.0) -> None:
+def wait_until(condition: Any, what: str, timeout: float = 30.0) -> None:
     """Poll until ``condition()`` is true; fail with ``what`` when it does not become so."""
     deadline = time.monotonic() + timeout
     while not condition():
