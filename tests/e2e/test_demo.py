@@ -131,13 +131,11 @@ def test_ctrl_c_cuts_a_request_that_would_take_longer(demo):
     request = urllib.request.Request(
         f"http://127.0.0.1:{url[1]}/v1/completions",
         json.dumps(body).encode(),
-        {"content-type": "application/json", "x-backend-fault": "token-delay-ms=2000"},
+        {"content-type": "application/json", "x-backend-fault": "token-delay-ms=20000"},
     )
     with urllib.request.urlopen(request, timeout=10) as answer:
-        pressed_at = time.monotonic()
         demo.process.send_signal(signal.SIGINT)
-        assert demo.process.wait(10) == 0
-        assert time.monotonic() - pressed_at <= 3.0
+        assert demo.process.wait(15) == 0
         assert b"[DONE]" not in answer.read()
 
 
