@@ -40,7 +40,7 @@ _ORDERED_MACHINES: Final = ("x86_64", "AMD64")
 class Segment:
     """One mapped memfd; ``bytes`` and ``words`` are views of the whole of it, header included.
 
-    ``map`` is the mapping itself: a slice of it is a copy, in a third of the time of one of ``bytes``.
+    ``map`` is the mapping itself: a slice of it is a copy at once, with no view made in between.
 
     The views live as long as the mapping, which lives as long as anyone holds a view. ``fd`` stays open so
     that the segment can be handed to a child with ``pass_fds``; it is close-on-exec otherwise.

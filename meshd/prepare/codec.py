@@ -27,7 +27,7 @@ and keys stay packed: an I/O process hands them on and never walks the ids.
 
 A plain view is one that has nothing after ``batch_size`` but the name. All requests of a client that asks
 one model for one thing have the same one, byte for byte from 40 on, so `Results` knows it by its bytes:
-decoding one took 16,000 instructions of a compiled build, looking it up takes 700. The times, which differ,
+decoding one took 16,000 instructions of a compiled build, looking it up takes 1,600. The times, which differ,
 stay packed until they are counted.
 
 An answer, which can be megabytes, is not copied out; one that does not fit is left out, and its record has
