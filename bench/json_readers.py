@@ -43,7 +43,8 @@ class Facts(msgspec.Struct):
 class Texts(Facts):
     """The same for a policy that reads the text."""
 
-    messages: list[dict[str, Any]] | str = []  # msgspec copies it
+    messages: list[dict[str, Any]] = []  # msgspec copies it
+    prompt: str = ""
 
 
 def body_of(size_bytes: int) -> bytes:
@@ -61,8 +62,8 @@ def body_of(size_bytes: int) -> bytes:
 
 def string_of(size_bytes: int) -> bytes:
     """Return a request of about that size whose text is one plain ASCII string."""
-    prompt = (PLAIN_SENTENCE * (size_bytes // len(PLAIN_SENTENCE) + 1))[: size_bytes - 40]
-    return json.dumps({"model": "m1", "stream": True, "messages": prompt}).encode()
+    prompt = (PLAIN_SENTENCE * (size_bytes // len(PLAIN_SENTENCE) + 1))[: size_bytes - 50]
+    return json.dumps({"model": "m1", "stream": True, "prompt": prompt}).encode()
 
 
 SHAPES: Final = {"a chat": body_of, "one string": string_of}
@@ -119,12 +120,9 @@ def simdjson_reader() -> tuple[Reader, Reader]:
 
     def text(body: bytes | memoryview) -> Any:
         document: Any = parser.parse(body)
-        messages = document["messages"]
-        return (
-            document["model"],
-            document["stream"],
-            messages if type(messages) is str else messages.as_list(),
-        )
+        messages = document.get("messages")
+        found = document["prompt"] if messages is None else messages.as_list()
+        return document["model"], document["stream"], found
 
     return facts, text
 

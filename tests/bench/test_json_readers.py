@@ -23,7 +23,7 @@ def test_each_reader_finds_the_members_that_routing_looks_at(name):
     assert member(text(body), "messages", 2) == whole["messages"]
     body = json_readers.string_of(16 << 10)
     assert member(facts(body), "model", 0) == "m1"
-    assert member(text(body), "messages", 2) == parse_body(body)["messages"]
+    assert member(text(body), "prompt", 2) == parse_body(body)["prompt"]
 
 
 def test_ours_are_the_readers_without_a_fault():
