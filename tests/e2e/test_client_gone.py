@@ -89,6 +89,7 @@ def test_departure_is_counted_and_logged_once(silent_node):
     node, upstream = silent_node
     upstream.reply, upstream.trickle, is_stream = MOMENTS["in a silent stream"]
     wait_until(lambda: not node.held(), "not at rest")
+    node.settle()
     before = node.metric("mesh_http_client_disconnects_total")
     canceled = node.metric("mesh_router_request_errors_total", error_type="canceled")
     lines = len(node.access_lines())
@@ -98,6 +99,7 @@ def test_departure_is_counted_and_logged_once(silent_node):
     wait_until(lambda: len(node.access_lines()) == lines + 1, "no access line")
     line = node.access_lines()[-1]
     assert (line["outcome"], line["status"]) == ("canceled", 200)
+    node.settle()
     assert node.metric("mesh_http_client_disconnects_total") == before + 1
     assert node.metric("mesh_router_request_errors_total", error_type="canceled") == canceled + 1
 
