@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Final, NoReturn
 
 from bench import BenchError
 from bench.commands import COMMANDS, make_parser
@@ -36,12 +37,19 @@ def main(argv: Sequence[str]) -> int:
     if not words or words[0] not in (*COMMANDS, "-h", "--help"):
         words.insert(0, "requests")
     args = make_parser().parse_args(words)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _leave)
     try:
         add_to_path(getattr(args, "peer_path", ()))
         return RUN[args.command](args)
     except BenchError as error:
         sys.stderr.write(f"bench: {error}\n")
         return 2
+
+
+def _leave(number: int, frame: object) -> NoReturn:
+    """Unwind, so that whatever was started is ended."""
+    raise SystemExit(128 + number)
 
 
 if __name__ == "__main__":

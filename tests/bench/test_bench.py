@@ -7,6 +7,7 @@ import json
 import os
 import resource
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -493,3 +494,22 @@ def test_a_build_older_than_a_source_is_stale(tmp_path: Path) -> None:
     assert not is_stale(stamp, tmp_path / "src")
     os.utime(source, (stamp.stat().st_mtime + 10,) * 2)
     assert is_stale(stamp, tmp_path / "src")
+
+
+def test_a_bench_that_is_told_to_end_ends_what_it_started() -> None:
+    script = (
+        "import os, signal, sys\n"
+        "import bench.__main__ as bench\n"
+        "def run(args):\n"
+        "    try:\n"
+        "        os.kill(os.getpid(), signal.SIGTERM)\n"
+        "        signal.pause()\n"
+        "    finally:\n"
+        "        print('stopped', flush=True)\n"
+        "bench.RUN['table'] = run\n"
+        "sys.exit(bench.main(['table', '--list']))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.stdout, done.returncode) == ("stopped\n", 128 + signal.SIGTERM)
