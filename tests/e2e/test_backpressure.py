@@ -56,6 +56,7 @@ def test_upstream_that_says_retry_after_gets_nothing_from_any_process_until_then
     fleet.play(Script(answer(200)))
     wait_until(lambda: ask(node)[0] == 200 and fleet.counts()[0] > 0, "it is never asked again")
     assert time.monotonic() - asked_at > 1.5
+    node.settle()
     assert node.metric("mesh_worker_backpressure_total", worker=fleet.urls[0], kind="cooldown") == 1
 
 

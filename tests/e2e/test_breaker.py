@@ -133,6 +133,7 @@ def test_ten_500s_in_a_row_open_it_whichever_process_saw_them_and_nine_do_not(cl
     assert visits == 10 and sum(fleet.counts()) == 0
     io = {line["io_process"] for line in node.access_lines()[-12:]}
     assert len(io) == 2, "the kernel gave all connections to one process"
+    node.settle()
     assert node.metric("mesh_worker_cb_transitions_total", to="open") >= 1
     assert node.metric("mesh_worker_cb_outcomes_total", outcome="failure") >= 19
 
@@ -186,6 +187,7 @@ def test_half_open_has_one_request_in_flight_and_three_successes_close_it(closed
         gate.open()
         assert sorted(future.result()[0] for future in asked) == [200] + [503] * 11
     wait_until(lambda: ask(node)[0] == 200 and state(node) == CLOSED, "it does not close")
+    node.settle()
     assert node.metric("mesh_worker_cb_transitions_total", **{"from": "half_open", "to": "closed"}) >= 1
 
 

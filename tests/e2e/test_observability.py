@@ -296,6 +296,7 @@ def test_error_code_of_an_upstream_never_becomes_a_label_value(scripted, fleet):
     wait_until(lambda: scripted.metric("mesh_http_responses_total", status_code="599") == 1, "not counted")
     for name, pairs in scripted.metrics():
         assert "from_upstream" not in dict(pairs).values(), name
+    scripted.settle()
     assert scripted.metric("mesh_http_responses_total", status_code="599", error_code="") == 1
 
 

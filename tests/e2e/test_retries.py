@@ -181,6 +181,7 @@ def test_refused_connect_makes_five_attempts():
             status, headers, _ = ask(node)
             assert (status, headers["x-mesh-error-code"]) == (502, "upstream_connection_failed")
             assert headers["x-mesh-attempts"] == "5"
+            node.settle()
             assert node.metric("mesh_worker_errors_total", error_type="connect") == 5
             assert node.metric("mesh_worker_retries_exhausted_total", endpoint="chat") == 1
 
@@ -205,6 +206,7 @@ def test_with_every_upstream_failing_retries_stay_within_the_budget_of_both_proc
         assert requests < attempts <= requests + max(10, 0.2 * requests)
         for status, headers, body in answers:
             assert (status, body, headers["retry-after"]) == (503, b'{"who":"the upstream"}', "0")
+        node.settle()
         assert node.metric("mesh_retry_budget_exhausted_total") > 0
         assert node.metric("mesh_worker_retries_total") == attempts - requests
         wait_until(lambda: not node.held(), f"left behind: {node.held()}")

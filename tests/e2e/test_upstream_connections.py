@@ -126,6 +126,7 @@ def test_reused_connection_closed_before_any_response_byte_is_replaced_once_unse
     assert ask(node)[0] == 200
     used = connections(upstream)
     assert len(used) == 2 and used[0] == first != used[1]
+    node.settle()
     assert node.metric("mesh_worker_reuse_retries_total") == replaced + 1
 
 
@@ -303,6 +304,7 @@ def test_1000_aborted_streams_leave_no_busy_connection_and_no_load():
         list(pool.map(abort, range(1000)))
         wait_until(lambda: not node.held() and node.metric(OPEN) == 0, f"left behind: {node.held()}")
         wait_until(lambda: upstream.open_connections == 0, "an upstream connection is left")
+        node.settle()
         assert node.metric("mesh_http_client_disconnects_total") == 1000
 
 
