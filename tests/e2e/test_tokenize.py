@@ -169,6 +169,7 @@ def test_an_answer_longer_than_anyone_could_guess_is_whole(node, reference):
     assert len(unit) > 64
     before = node.metric("mesh_prepare_jobs_total")
     assert ask(node, "detokenize", tokens=[longest] * 50_000) == {"text": unit * 50_000}
+    node.settle()
     assert node.metric("mesh_prepare_jobs_total") == before + 2, "the second with the room that it needs"
     at_rest(node)
 
@@ -209,6 +210,7 @@ def test_killed_prepare_workers_are_not_noticed_by_clients(node, reference):
 
     answers = together(node, texts, kill_one)
     assert answers == [ids_of(reference, text) for text in texts]
+    node.settle()
     assert node.metric("mesh_prepare_jobs_total") == started + len(texts), "each ran as one job"
     at_rest(node)
 
