@@ -22,6 +22,7 @@ from typing import Any, Final, Generic, TypeVar, cast
 T = TypeVar("T")
 
 _OVER: Final = object()
+_NEXT: Final = next  # compiled code would look the name of a builtin up at each step
 
 
 class Promise(Generic[T]):
@@ -122,7 +123,7 @@ class Strand:
         self._waits_for = None
         try:
             # `send` would end with a StopIteration that is raised and caught: 4,000 instructions.
-            waits_for = next(steps, _OVER)
+            waits_for = _NEXT(steps, _OVER)
         except (Exception, asyncio.CancelledError) as fault:  # as from a task: it is not the caller's
             self._end(fault)
             return

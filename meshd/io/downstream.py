@@ -19,6 +19,7 @@ what to write and when the answer has ended.
 from __future__ import annotations
 
 import asyncio
+from mmap import mmap
 from typing import Final, Protocol
 
 from meshd.errors import MeshError
@@ -64,8 +65,9 @@ class ActiveExchange(Protocol):
 class ConnectionServer(Protocol):
     """What a connection needs of its process."""
 
-    scratch: memoryview
-    head_scratch: memoryview  # the beginning of ``scratch``
+    scratch_map: mmap  # a slice of it is a copy, by one step
+    scratch: memoryview  # the same memory
+    head_scratch: memoryview  # its beginning
     header_timeout_s: float
     body_timeout_s: float
     idle_timeout_s: float
@@ -101,6 +103,7 @@ class DownstreamConnection(ClientSocket):
         "_pending",
         "_scan_from",
         "_scratch",
+        "_scratch_map",
         "_server",
         "_state",
         "_whole_bytes",
@@ -115,6 +118,7 @@ class DownstreamConnection(ClientSocket):
         self._now = server.now  # what each request needs is at hand here
         self._idle_timeout_s = server.idle_timeout_s
         self._scratch = server.scratch
+        self._scratch_map = server.scratch_map
         self._head_room = server.head_scratch  # for the next bytes of a head
         self._state = _HEAD
         self._pending = b""
@@ -156,7 +160,7 @@ class DownstreamConnection(ClientSocket):
                 if body.is_complete:
                     self._body_complete(body)
                 return
-        self._received(self._scratch[:nbytes].tobytes())  # half of what `bytes` costs
+        self._received(self._scratch_map[:nbytes])
 
     def eof_received(self) -> bool:
         # A half-close looks the same as a close, so it counts as the client leaving.

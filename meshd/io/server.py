@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from mmap import mmap
 from typing import Final
 
 from meshd.api.dialects import dialect_of_path, error_body
@@ -27,7 +28,8 @@ class Server:
         self._cap = connection_cap
         self._connections: set[DownstreamConnection] = set()
         self.parse_head = RequestHeads(settings.max_header_bytes, settings.max_headers).parse
-        self.scratch = memoryview(bytearray(SCRATCH_BYTES))
+        self.scratch_map = mmap(-1, SCRATCH_BYTES)
+        self.scratch = memoryview(self.scratch_map)
         self.head_scratch = self.scratch[:HEAD_READ_BYTES]
         self.header_timeout_s = settings.client_header_timeout_secs
         self.body_timeout_s = settings.client_body_timeout_secs

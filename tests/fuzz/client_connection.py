@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from mmap import mmap
 
 from hypothesis import strategies as st
 
@@ -76,7 +77,8 @@ class _Server:
     is_draining = False
 
     def __init__(self) -> None:
-        self.scratch = self.head_scratch = memoryview(bytearray(4096))
+        self.scratch_map = mmap(-1, 4096)
+        self.scratch = self.head_scratch = memoryview(self.scratch_map)
         self.now = FakeClock()
         self.events: list[tuple[object, ...]] = []
         self.waiting: _Exchange | None = None

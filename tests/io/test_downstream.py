@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Callable
+from mmap import mmap
 from typing import Any
 
 import pytest
@@ -71,7 +72,8 @@ class Scene:
     is_draining = False
 
     def __init__(self, turned_away: MeshError | None = None) -> None:
-        self.scratch = memoryview(bytearray(SCRATCH_BYTES))
+        self.scratch_map = mmap(-1, SCRATCH_BYTES)
+        self.scratch = memoryview(self.scratch_map)
         self.head_scratch = self.scratch[:HEAD_READ_BYTES]
         self.parsed = 0
         self.now = FakeClock()

@@ -11,6 +11,7 @@ import socket
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from mmap import mmap
 
 import pytest
 import uvloop
@@ -81,7 +82,8 @@ class Server:
     is_draining = False
 
     def __init__(self) -> None:
-        self.scratch = self.head_scratch = memoryview(bytearray(65536))
+        self.scratch_map = mmap(-1, 65536)
+        self.scratch = self.head_scratch = memoryview(self.scratch_map)
         self.now = asyncio.get_running_loop().time
         self.connections: set[DownstreamConnection] = set()
         self.exchanges: asyncio.Queue[Exchange] = asyncio.Queue()
