@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from meshd.api.rank_body import Buffer, ranked_body
 from meshd.io.headers import forwarded_fields, upstream_head
@@ -31,6 +31,7 @@ from meshd.io.upstream import UpstreamFailure
 from meshd.routing.availability import NoneAvailable
 from meshd.routing.placement import SessionUnassigned
 from meshd.routing.retry_rules import BUSY, FAILURES
+from meshd.strand import Strand
 
 if TYPE_CHECKING:
     from meshd.api.endpoints import Endpoint
@@ -49,12 +50,16 @@ BODILESS: Final = ("GET", "HEAD", "DELETE")  # without a body these go out witho
 _SAFE_METHODS: Final = ("GET", "HEAD")
 
 
-class Holder(Protocol):
+class Holder(Strand):
     """The exchange: it owns the leg and the placement of the moment, and gives back what it finds there."""
 
-    leg: Leg | None
-    placement: Placement | None
-    record: Record
+    __slots__ = ("leg", "placement", "record")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, record: Record) -> None:
+        super().__init__(loop)
+        self.leg: Leg | None = None
+        self.placement: Placement | None = None
+        self.record = record
 
 
 class _Kept(NamedTuple):
@@ -140,7 +145,9 @@ class Attempts:
             needs_fresh = view.creates_state or self._resets > 0
             failure: UpstreamFailure | None = None
             try:
-                response = await leg.ask(address, self._head.method, request, buffers, needs_fresh)
+                response = await leg.ask(
+                    address, self._head.method, request, buffers, needs_fresh, self.began_at
+                )
             except UpstreamFailure as caught:
                 failure = caught
             finally:

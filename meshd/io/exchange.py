@@ -20,7 +20,7 @@ from meshd.api.view import RoutingView
 from meshd.errors import MeshError
 from meshd.io.account import Record
 from meshd.io.answers import LocalAnswer
-from meshd.io.attempts import Attempts, report_answer
+from meshd.io.attempts import Attempts, Holder, report_answer
 from meshd.io.controller_relay import (
     CONTROLLER_AUTHORITY,
     CONTROLLER_SECS,
@@ -44,17 +44,16 @@ from meshd.io.request_checks import (
 )
 from meshd.io.response import downstream_framing, make_relay
 from meshd.io.routes import Route, check_asking, check_reading
-from meshd.strand import Promise, Strand
+from meshd.strand import Promise
 
 if TYPE_CHECKING:
     from meshd.admission.gate import Ticket
     from meshd.director import BodyRoom
     from meshd.io.services import Services
     from meshd.prepare.job import Job
-    from meshd.routing.placement import Placement
 
 
-class Exchange(Strand):
+class Exchange(Holder):
     """One request on one client connection."""
 
     __slots__ = (
@@ -69,13 +68,10 @@ class Exchange(Strand):
         "_relay",
         "_room",
         "_ticket",
-        "leg",
-        "placement",
-        "record",
     )
 
     def __init__(self, io: Services, downstream: DownstreamConnection, head: RequestHead) -> None:
-        super().__init__(io.loop)
+        super().__init__(io.loop, Record(downstream.head_started_at))
         self._io = io
         self._downstream = downstream
         self._head = head
@@ -85,11 +81,8 @@ class Exchange(Strand):
         self._job: Job | None = None
         self._prepared: PreparedAnswer | None = None
         self._fan_out: FanOut | None = None
-        self.placement: Placement | None = None
-        self.leg: Leg | None = None
         self._relay: Relay | None = None
         self._closes = False
-        self.record = Record(downstream.head_started_at)
 
     def __repr__(self) -> str:
         stages = (

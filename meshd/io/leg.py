@@ -31,27 +31,41 @@ _ERROR_TYPES: Final = {
 }
 
 
-class Leg:
-    """One HTTP exchange with one upstream; it owns its connection until `release` or `close`.
+class Leg(Promise[ResponseHead]):
+    """One HTTP exchange with one upstream, and the promise of its response head; `ask` begins it.
+
+    It owns its connection until `release` or `close`. Whoever waits for it gets the head, or an
+    `UpstreamFailure`. A reused connection that dies before any response byte is replaced once, by a fresh
+    one, and who waits does not notice.
 
     ``request_deadline``: of the request timer, on the clock of ``io``; 0 for none.
     """
 
     __slots__ = (
+        "_address",
+        "_body",
+        "_connecting",
         "_first_byte_deadline",
         "_io",
         "_is_closed",
         "_is_cut_off",
+        "_method",
         "_progress_at",
+        "_request",
         "_unsent_bytes",
         "connection",
         "is_reused",
         "request_deadline",
-        "response",
     )
 
     def __init__(self, io: Services, request_deadline: float) -> None:
+        super().__init__()
         self._io = io
+        self._address: Address | None = None
+        self._method = ""
+        self._request = b""
+        self._body: Sequence[Buffer] = ()
+        self._connecting: asyncio.Task[None] | None = None
         self._first_byte_deadline = 0.0
         self._is_closed = False
         self._is_cut_off = False
@@ -59,50 +73,63 @@ class Leg:
         self._unsent_bytes = 0
         self.request_deadline = request_deadline
         self.connection: UpstreamConnection | None = None
-        self.response: ResponseHead | None = None
         self.is_reused = False
 
     def __repr__(self) -> str:
         return f"Leg({self.connection!r} reused={self.is_reused})"
 
-    async def ask(
-        self, address: Address, method: str, request: bytes, body: Sequence[Buffer], needs_fresh: bool
-    ) -> ResponseHead:
-        """Send a request and return the response head; raise UpstreamFailure.
+    @property
+    def response(self) -> ResponseHead | None:
+        """The response head, if it has come."""
+        return self._result
 
-        A reused connection that dies before any response byte is replaced once, by a fresh one;
-        ``needs_fresh`` rules reuse out. The buffers of ``body`` stay the caller's, to be
-        kept until they are sent.
+    def ask(
+        self,
+        address: Address,
+        method: str,
+        request: bytes,
+        body: Sequence[Buffer],
+        needs_fresh: bool,
+        now: float = 0.0,
+    ) -> Leg:
+        """Send a request, once; return the leg itself, to wait for.
+
+        ``needs_fresh`` rules reuse out. The buffers of ``body`` stay the caller's, to be kept until they are
+        sent. ``now``: the time, of a caller who has just looked.
         """
-        io = self._io
-        connection = None if needs_fresh else io.pool.try_idle(address)
-        if connection is not None:
+        self._address = address
+        self._method = method
+        self._request = request
+        self._body = body
+        connection = None if needs_fresh else self._io.pool.try_idle(address, now)
+        if connection is None:
+            self._begin_fresh()
+        else:
             self.is_reused = True
-            try:
-                response = self.response = await self._start(connection, method, request, body)
-                return response
-            except UpstreamFailure as failure:
-                is_death = failure.code == "upstream_connection_failed" and not self._is_cut_off
-                if failure.has_response_bytes or not is_death:
-                    raise
-                io.metrics.reuse_retries.inc()
-                self.is_reused = False
-        # A task, for it has timeouts. What it opens is held before it can get lost to a cancellation.
-        await asyncio.create_task(self._connect(address))
-        connection = self.connection
-        assert connection is not None
-        if self._is_closed:
-            connection.close()
-            raise asyncio.CancelledError
-        if self._is_cut_off:  # while it was being connected
-            connection.close()
-            raise UpstreamFailure("upstream_connection_failed", "cut off before it was sent", False, False)
-        response = self.response = await self._start(connection, method, request, body)
-        return response
+            self._start(connection, now)
+        return self
 
-    async def _connect(self, address: Address) -> None:
-        """Open a connection within the connect timer, and within the request timer if that ends first."""
-        io = self._io
+    def set_exception(self, error: BaseException) -> None:
+        """Fail, or replace a reused connection that died of having been idle."""
+        if self.is_reused and not self._is_cut_off and _is_early_death(error):
+            self.is_reused = False
+            self._io.metrics.reuse_retries.inc()
+            self._begin_fresh()
+        else:
+            super().set_exception(error)
+
+    def _begin_fresh(self) -> None:
+        """Connect within a task, for it has timeouts."""
+        self._connecting = asyncio.create_task(self._connect())
+        self._connecting.add_done_callback(self._connected)
+
+    async def _connect(self) -> None:
+        """Open a connection within the connect timer, and within the request timer if that ends first.
+
+        It is held here before it can get lost to a cancellation.
+        """
+        io, address = self._io, self._address
+        assert address is not None
         left_s = self.request_deadline - io.clock()
         if left_s > io.settings.upstream_connect_timeout_secs:
             self.connection = await io.pool.connect(address)
@@ -113,15 +140,26 @@ class Leg:
         except TimeoutError as timeout:
             raise UpstreamFailure("upstream_timeout", "request timer", False, False) from timeout
 
-    def _start(
-        self, connection: UpstreamConnection, method: str, request: bytes, body: Sequence[Buffer]
-    ) -> Promise[ResponseHead]:
+    def _connected(self, task: asyncio.Task[None]) -> None:
+        self._connecting = None
+        connection = self.connection
+        error = asyncio.CancelledError() if task.cancelled() or self._is_closed else task.exception()
+        if error is None and connection is not None:
+            if not self._is_cut_off and not connection.is_closed:
+                self._start(connection, 0.0)
+                return
+            cause = "cut off before it was sent" if self._is_cut_off else "closed at once"
+            error = UpstreamFailure("upstream_connection_failed", cause, False, False)
+        if connection is not None:
+            connection.close()
+        super().set_exception(error or asyncio.CancelledError())
+
+    def _start(self, connection: UpstreamConnection, now: float) -> None:
         self.connection = connection
-        response = connection.start(method, request, body)
+        connection.start(self._method, self._request, self._body, self, now)
         limit_s = self._io.settings.first_byte_timeout_secs
         if limit_s:
             self._first_byte_deadline = connection.last_byte_at + limit_s
-        return response
 
     @property
     def is_broken(self) -> bool:
@@ -132,12 +170,16 @@ class Leg:
     def close(self) -> None:
         """End it at once; the upstream sees its connection close."""
         self._is_closed = True
+        if self._connecting is not None:
+            self._connecting.cancel()
         if self.connection is not None:
             self.connection.close()
 
     def release(self) -> None:
         """Give the connection back to the pool, which keeps it only if the exchange left it clean."""
-        if self.connection is not None:
+        if self._connecting is not None:
+            self.close()
+        elif self.connection is not None:
             self._io.pool.release(self.connection)
 
     def cut_off(self, cause: str) -> None:
@@ -156,12 +198,13 @@ class Leg:
         connection = self.connection
         if connection is None or not connection.is_busy or connection.is_complete:
             return
-        if self.response is None:
+        response = self._result
+        if response is None:
             self._check_head_timers(connection, now)
         elif not connection.is_paused:
             if now - connection.last_byte_at > self._io.settings.stream_idle_timeout_secs:
                 connection.fail("upstream_timeout", "stream idle timer")
-            elif not self.response.is_sse and 0.0 < self.request_deadline < now:
+            elif not response.is_sse and 0.0 < self.request_deadline < now:
                 connection.fail("upstream_timeout", "request timer")
 
     def _check_head_timers(self, connection: UpstreamConnection, now: float) -> None:
@@ -177,6 +220,15 @@ class Leg:
                 self._first_byte_deadline = now + self._io.settings.first_byte_timeout_secs
         elif 0.0 < self._first_byte_deadline < now:
             connection.fail("upstream_timeout", "first-byte timer")
+
+
+def _is_early_death(error: BaseException) -> bool:
+    """Whether a connection was closed before any byte of a response."""
+    return (
+        isinstance(error, UpstreamFailure)
+        and error.code == "upstream_connection_failed"
+        and not error.has_response_bytes
+    )
 
 
 def error_type_of(failure: UpstreamFailure) -> str:

@@ -1,7 +1,8 @@
 """Keep-alive connections to upstreams, one pool for each I/O process.
 
-Idle connections are kept per origin, the most recently used one is taken first. A busy connection
-belongs to its exchange; `release` takes it back if the exchange left it clean, else closes it.
+Idle connections are kept per origin, the most recently used one is taken first. They are idle since their
+last byte, as the upstream counts it. A busy connection belongs to its exchange; `release` takes it back if
+the exchange left it clean, else closes it.
 
 A name may have several addresses. They are tried in order, each for its share of the connect timer, so that
 a dead one leaves time for the next; one that answered after others had failed comes first from then on. A
@@ -99,13 +100,13 @@ class UpstreamPool:
             target = self._targets[upstream.base_url] = (address_of(upstream), authority_of(upstream))
         return target
 
-    def try_idle(self, address: Address) -> UpstreamConnection | None:
-        """Return a usable idle connection, or None."""
+    def try_idle(self, address: Address, now: float = 0.0) -> UpstreamConnection | None:
+        """Return a usable idle connection, or None. ``now``: the time, of a caller who has just looked."""
         stack = self._idle.get(address.key)
-        fresh_after = self._clock() - self._idle_timeout_s
+        fresh_after = (now or self._clock()) - self._idle_timeout_s
         while stack:
             connection = stack.pop()
-            if not connection.is_closed and connection.idle_since > fresh_after and connection.is_quiet():
+            if not connection.is_closed and connection.last_byte_at > fresh_after and connection.is_quiet():
                 return connection
             connection.close()
         return None
@@ -192,7 +193,6 @@ class UpstreamPool:
         connection.resume_reading()  # an idle connection is watched for its end
         connection.is_busy = False
         connection.served += 1
-        connection.idle_since = self._clock()
         stack.append(connection)
 
     def busy(self) -> list[UpstreamConnection]:
@@ -203,7 +203,7 @@ class UpstreamPool:
         fresh_after = self._clock() - self._idle_timeout_s
         for key in list(self._idle):
             stack = self._idle[key]
-            for connection in [c for c in stack if c.idle_since <= fresh_after]:
+            for connection in [c for c in stack if c.last_byte_at <= fresh_after]:
                 connection.close()
             if not stack:
                 del self._idle[key]

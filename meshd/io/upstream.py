@@ -89,7 +89,6 @@ class UpstreamConnection(asyncio.Protocol):
         "_poll",
         "_response",
         "_sink",
-        "idle_since",
         "is_busy",
         "is_closed",
         "is_complete",
@@ -126,7 +125,6 @@ class UpstreamConnection(asyncio.Protocol):
         self.remote = ""
         self.served = 0
         self._poll: select.poll | None = None
-        self.idle_since = 0.0
         self.last_byte_at = 0.0
         self._is_write_paused = False
         self._response: Promise[ResponseHead] | None = None
@@ -156,27 +154,34 @@ class UpstreamConnection(asyncio.Protocol):
 
     # ------------------------------------------------------------------------------- what others call
 
-    def start(self, method: str, head: bytes, body: Sequence[Buffer]) -> Promise[ResponseHead]:
-        """Write one request; the promise gives the final response head or raises UpstreamFailure.
+    def start(
+        self,
+        method: str,
+        head: bytes,
+        body: Sequence[Buffer],
+        response: Promise[ResponseHead],
+        now: float = 0.0,
+    ) -> None:
+        """Write one request; ``response`` gets the final response head, or an UpstreamFailure.
 
-        The buffers of ``body`` are read until ``is_sent``: their owner keeps them until then.
+        The buffers of ``body`` are read until ``is_sent``: their owner keeps them until then. ``now``: the
+        time, of a caller who has just looked.
         """
         assert self.transport is not None and not self.is_busy
         self._reset(method)
         self.is_busy = True
-        self.last_byte_at = self._clock()
-        response = self._response = Promise[ResponseHead]()
+        self.last_byte_at = now or self._clock()
+        self._response = response
         body_bytes = 0
         for buffer in body:
             body_bytes += len(buffer)
         # uvloop sends at once, so head and body go together: one system call, and the small copy is cheaper.
         if body_bytes > JOINED_BODY_BYTES:
             self.transport.writelines([head, *body])
-            return response
+            return
         for buffer in body:
             head += buffer
         self.transport.write(head)
-        return response
 
     @property
     def is_sent(self) -> bool:
@@ -240,6 +245,7 @@ class UpstreamConnection(asyncio.Protocol):
     def close(self) -> None:
         """Close at once; unsent bytes are dropped, so that the upstream learns it in one round trip."""
         self.is_busy = False
+        self._response = None
         if not self.is_closed and self.transport is not None:
             self.is_closed = True
             self.transport.abort()
@@ -341,8 +347,10 @@ class UpstreamConnection(asyncio.Protocol):
             self._complete(rest)
         elif rest:
             self._read_body(rest)
-        if self._response is not None:
-            self._response.set_result(head)  # last: the exchange goes on within this call
+        response = self._response
+        if response is not None:
+            self._response = None  # it holds this connection
+            response.set_result(head)  # last: the exchange goes on within this call
 
     def _read_body(self, data: bytes) -> None:
         if self._chunked is not None:
@@ -415,7 +423,8 @@ class UpstreamConnection(asyncio.Protocol):
         was_sent = self.is_sent and not self._is_write_paused
         self._failure = UpstreamFailure(code, cause, has_bytes, was_sent)
         response = self._response
-        if response is not None and not response.done():
+        if response is not None:
+            self._response = None
             response.set_exception(self._failure)
         elif self._sink is not None:
             self._sink.body_failed(self._failure)

@@ -11,6 +11,7 @@ from meshd.io.chunked import ChunkedDecoder
 from meshd.io.headers import downstream_head
 from meshd.io.http1 import ResponseHead, UpstreamProtocolError, find_head_end, parse_response_head
 from meshd.io.upstream import UpstreamConnection, UpstreamFailure
+from tests.fakes.asked import asked
 from tests.fakes.heads import facts
 from tests.fakes.transport import FakeClock, FakeTransport
 from tests.fuzz.engine import Target, cuts, main, mutated
@@ -66,7 +67,7 @@ def _exchange(pieces: list[bytes], ends: bool) -> tuple[object, ...]:
     """Play ``pieces`` to one exchange; return what it was: head, body, end, and whether to use it again."""
     connection = UpstreamConnection("u", LOOP, lambda _: None, FakeClock())
     transport = FakeTransport(connection)
-    response = connection.start("POST", b"POST / HTTP/1.1\r\n\r\n", ())
+    response = asked(connection, "POST", b"POST / HTTP/1.1\r\n\r\n")
     sink = _Sink()
     attached = False
     for piece in pieces:

@@ -15,6 +15,7 @@ from meshd.io.pool import MAX_IDLE_LOCAL, MAX_IDLE_PER_ORIGIN, Address, Upstream
 from meshd.io.resolver import look_up
 from meshd.io.upstream import UpstreamConnection, UpstreamFailure
 from meshd.routing.upstream import Upstream
+from tests.fakes.asked import asked
 from tests.fakes.transport import FakeClock
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
@@ -62,7 +63,7 @@ class Scene:
         return self.pool.try_idle(self.address) or await self.pool.connect(self.address)
 
     async def exchange(self, connection: UpstreamConnection) -> None:
-        await connection.start("GET", REQUEST, ())
+        await asked(connection, "GET", REQUEST)
         connection.attach(Nothing())
 
     async def used(self) -> UpstreamConnection:
@@ -151,9 +152,11 @@ def test_idle_connection_is_not_used_after_its_time():
 def test_sweep_closes_what_is_too_old_and_keeps_the_rest():
     async def run() -> None:
         async with scene() as it:
-            old, young = await it.used(), await it.used()
+            old, young = await it.take(), await it.take()
+            await it.exchange(old)
             it.pool.release(old)
             it.clock.advance(3)
+            await it.exchange(young)
             it.pool.release(young)
             it.clock.advance(1)
             it.pool.sweep()
@@ -398,8 +401,9 @@ def test_name_that_cannot_be_looked_up_for_a_while_keeps_its_connections():
         async with scene() as it:
             it.names["name"] = ["127.0.0.1"]
             it.address = Address("x", "name", it.address.port)
-            connection = await it.used()
+            connection = await it.take()
             it.clock.advance(11)
+            await it.exchange(connection)
             it.names["name"] = []
             with pytest.raises(UpstreamFailure) as caught:
                 await it.pool.connect(it.address)
@@ -482,7 +486,7 @@ def test_upstream_that_leaves_mid_request_gets_no_more_of_it(how):
                 loop = asyncio.get_running_loop()
                 connection = await it.pool.connect(Address("x", *listener.getsockname()))
                 peer, _ = await loop.sock_accept(listener)
-                waiting = connection.start("POST", REQUEST, [memoryview(bytes(16 << 20))])
+                waiting = asked(connection, "POST", REQUEST, [memoryview(bytes(16 << 20))])
                 await until(lambda: not connection.is_sent)
                 if how == "eof":
                     peer.shutdown(socket.SHUT_WR)

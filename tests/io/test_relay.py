@@ -14,6 +14,7 @@ from meshd.io.chunked import ChunkedDecoder
 from meshd.io.relay import MAX_OBSERVED_BODY_BYTES, Relay
 from meshd.io.sse import MAX_EVENT_BYTES, MAX_HELD_BYTES, SseRelay, Usage, split_events
 from meshd.io.upstream import UpstreamConnection
+from tests.fakes.asked import asked
 from tests.fakes.transport import FakeClock, FakeTransport
 
 HEADS = {
@@ -59,7 +60,7 @@ class Scene:
             "u", asyncio.get_running_loop(), lambda _connection: None, self.clock
         )
         self.transport = FakeTransport(self.upstream)
-        self.upstream.start("POST", b"request", ())
+        asked(self.upstream, "POST", b"request")
         self.transport.receive(upstream_head + early)
         self.relay = Relay(
             self.client,

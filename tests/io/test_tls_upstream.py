@@ -17,6 +17,7 @@ from meshd.io.http1 import ResponseHead
 from meshd.io.pool import Address, UpstreamPool
 from meshd.io.upstream import UpstreamConnection, UpstreamFailure
 from meshd.tls import client_context
+from tests.fakes.asked import asked
 from tests.fakes.certificates import Authority
 
 REQUEST = b"POST /x HTTP/1.1\r\nhost: u\r\ncontent-length: %d\r\n\r\n"
@@ -89,7 +90,7 @@ async def answer_ok(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) 
 
 async def ask(connection: UpstreamConnection, body: bytes = b"") -> tuple[ResponseHead, Sink]:
     sink = Sink()
-    head = await connection.start("POST", REQUEST % len(body), [memoryview(body)] if body else ())
+    head = await asked(connection, "POST", REQUEST % len(body), [memoryview(body)] if body else ())
     connection.attach(sink)
     return head, sink
 
@@ -247,7 +248,7 @@ def test_what_the_upstream_has_not_taken_counts_as_unsent(authority: Authority) 
         async with serving(serve, authority.server_context()) as address:
             pool = pool_with(client_context((authority.path,)))
             connection = await pool.connect(address)
-            waiting = connection.start("POST", REQUEST % len(body), [memoryview(body)])
+            waiting = asked(connection, "POST", REQUEST % len(body), [memoryview(body)])
             size = -1
             transport = connection.transport
             assert transport is not None
@@ -315,7 +316,7 @@ def test_closing_a_connection_reaches_the_upstream_at_once_though_a_body_is_unse
         async with serving(serve, authority.server_context()) as address:
             pool = pool_with(client_context((authority.path,)))
             connection = await pool.connect(address)
-            waiting = connection.start("POST", REQUEST % (64 << 20), [memoryview(bytes(64 << 20))])
+            waiting = asked(connection, "POST", REQUEST % (64 << 20), [memoryview(bytes(64 << 20))])
             connection.close()
             await gone
             waiting.cancel()

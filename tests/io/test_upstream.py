@@ -11,6 +11,7 @@ import pytest
 from meshd.io.chunked import ChunkedDecoder
 from meshd.io.http1 import ResponseHead
 from meshd.io.upstream import MAX_UNATTACHED_BYTES, UpstreamConnection, UpstreamFailure
+from tests.fakes.asked import asked
 from tests.fakes.transport import FakeClock, FakeTransport
 
 REQUEST = b"POST /v1/x HTTP/1.1\r\nhost: u\r\ncontent-length: 4\r\n\r\n"
@@ -52,7 +53,7 @@ class Conversation:
 
     def ask(self, method: str = "POST", body: bytes = b"body") -> None:
         self.sink = Sink()
-        self.response = self.connection.start(method, REQUEST, [memoryview(body)] if body else ())
+        self.response = asked(self.connection, method, REQUEST, [memoryview(body)] if body else ())
 
     def play(self, *pieces: bytes) -> None:
         for piece in pieces:
