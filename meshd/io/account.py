@@ -1,7 +1,7 @@
 """What is counted and logged of requests when they have ended.
 
 An exchange fills its `Record` and hands it to the `Ledger`, which settles all records of a tick together:
-histograms then cost an append each, and nothing of this stands between a client and its next request.
+nothing of this stands between a client and its next request.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from meshd.io.measure import IoMetrics, ObservedMetrics, RoutedMetrics, error_type
-from meshd.io.sse import Usage
+from meshd.io.usage import Usage, UsageReader
 
 if TYPE_CHECKING:
     from meshd.io.http1 import RequestHead
@@ -91,6 +91,8 @@ class Ledger:
         self._tracing = tracing
         self._records: list[Record] = []
         self._body_bytes = 0
+        self._usages = UsageReader(is_messages=False)
+        self._messages_usages = UsageReader(is_messages=True)
 
     def __repr__(self) -> str:
         return f"Ledger({len(self._records)} records, {self._body_bytes} body bytes)"
@@ -112,7 +114,6 @@ class Ledger:
             return
         for record in records:
             self._count(record)
-        self._count_stages(records)
         wants_routine = self._log.wants_access(is_routine=True)
         if wants_routine or self._log.wants_access():
             for record in records:
@@ -132,8 +133,9 @@ class Ledger:
             metrics.disconnects.inc()
         elif record.status >= 400 and record.outcome in ("completed", "failed"):
             record.outcome = error_type(record.status, record.error_code)
-        if not record.endpoint:
+        if not record.endpoint:  # routes are no router's business
             return
+        self._count_stages(record)
         if record.routed is not None:
             record.routed.duration.observe(total_s)
         if record.outcome != "completed":
@@ -149,40 +151,43 @@ class Ledger:
                 metrics.stream_failure(record.endpoint, _stream_failure(relay.failure))
                 metrics.attempt_failed("body")
             if 200 <= record.status < 300 and record.routed is not None:
-                _count_output(record, relay, record.routed.observed)
+                self._count_output(record, relay, record.routed.observed)
 
-    def _count_stages(self, records: list[Record]) -> None:
-        """Stages by column: a list comprehension costs a fifth of a call for each value."""
+    def _count_stages(self, record: Record) -> None:
         metrics = self._metrics
-        records = [record for record in records if record.endpoint]  # routes are no router's business
-        metrics.stage_admission.extend([r.ticket_at - r.started_at for r in records if r.ticket_at])
-        metrics.stage_body.extend([r.body_at - r.ticket_at for r in records if r.body_at])
-        metrics.stage_prepare.extend([r.prepared_at - r.body_at for r in records if r.prepared_at])
-        metrics.stage_placement.extend([r.placed_at - r.prepared_at for r in records if r.placed_at])
-        headed = [r for r in records if r.head_at and r.placed_at]
-        metrics.stage_upstream_head.extend([r.head_at - r.placed_at for r in headed])
-        metrics.stage_relay.extend([r.finished_at - r.head_at for r in headed])
-        metrics.overhead.extend([r.job_run_s + r.placed_at - r.prepared_at - r.waited_s for r in headed])
+        if record.ticket_at:
+            metrics.stage_admission.observe(record.ticket_at - record.started_at)
+        if record.body_at:
+            metrics.stage_body.observe(record.body_at - record.ticket_at)
+        if record.prepared_at:
+            metrics.stage_prepare.observe(record.prepared_at - record.body_at)
+        if record.placed_at:
+            placement_s = record.placed_at - record.prepared_at
+            metrics.stage_placement.observe(placement_s)
+            if record.head_at:
+                metrics.stage_upstream_head.observe(record.head_at - record.placed_at)
+                metrics.stage_relay.observe(record.finished_at - record.head_at)
+                metrics.overhead.observe(record.job_run_s + placement_s - record.waited_s)
 
-
-def _count_output(record: Record, relay: Relay, observed: ObservedMetrics) -> None:
-    generation_s = (relay.ended_at or record.finished_at) - record.started_at
-    if record.outcome in ("completed", "backend_error"):
-        observed.generation.observe(generation_s)
-    usage = relay.usage
-    if relay.usage_body:
-        usage = Usage.of_body(relay.usage_body, record.is_messages)
-    record.usage = usage
-    output = 0
-    if usage is not None and usage.is_known:
-        output = usage.output_tokens
-        observed.input_tokens.inc(usage.input_tokens)
-        observed.output_tokens.inc(output)
-    if relay.first_token_at:
-        ttft_s = relay.first_token_at - record.started_at
-        observed.ttft.observe(ttft_s)
-        if output > 1 and record.outcome == "completed":
-            observed.tpot.observe((generation_s - ttft_s) / (output - 1))
+    def _count_output(self, record: Record, relay: Relay, observed: ObservedMetrics) -> None:
+        generation_s = (relay.ended_at or record.finished_at) - record.started_at
+        if record.outcome in ("completed", "backend_error"):
+            observed.generation.observe(generation_s)
+        usage = relay.usage
+        if relay.usage_body:
+            reader = self._messages_usages if record.is_messages else self._usages
+            usage = reader.read(relay.usage_body)
+        record.usage = usage
+        output = 0
+        if usage is not None and usage.is_known:
+            output = usage.output_tokens
+            observed.input_tokens.inc(usage.input_tokens)
+            observed.output_tokens.inc(output)
+        if relay.first_token_at:
+            ttft_s = relay.first_token_at - record.started_at
+            observed.ttft.observe(ttft_s)
+            if output > 1 and record.outcome == "completed":
+                observed.tpot.observe((generation_s - ttft_s) / (output - 1))
 
 
 def _stream_failure(failure: UpstreamFailure) -> str:

@@ -313,7 +313,9 @@ class PrepareCounters:
         }
 
     def stage(self, name: str, seconds: list[float]) -> None:
-        self._stages[name].extend(seconds)
+        histogram = self._stages[name]
+        for value in seconds:
+            histogram.observe(value)
 
     def error(self, reason: str) -> None:
         self._row.counter("mesh_prepare_errors_total", reason=reason).inc()

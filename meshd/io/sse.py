@@ -17,6 +17,8 @@ from typing import Any, Final
 
 import orjson
 
+from meshd.io.usage import Usage
+
 MAX_HELD_BYTES: Final = 65536
 MAX_EVENT_BYTES: Final = 1 << 20
 
@@ -31,96 +33,6 @@ _MARKS: Final = {
 }
 _BACKSLASH: Final = 0x5C
 _SEQUENCE: Final = re.compile(rb'"sequence_number"\s*:\s*(\d{1,18})')
-
-
-class Usage:
-    """Token counts as the upstream reported them; -1 while unknown. The latest value of each wins."""
-
-    __slots__ = ("_cache_read", "_cache_write", "_input", "_output")
-
-    def __init__(self) -> None:
-        self._input = self._output = -1
-        self._cache_read = self._cache_write = 0
-
-    def __repr__(self) -> str:
-        return f"Usage(in={self.input_tokens} out={self.output_tokens})"
-
-    @classmethod
-    def of_body(cls, body: bytes, is_messages: bool) -> Usage:
-        """Read the usage of a plain JSON answer; a body that is no JSON object has none.
-
-        The usage mostly stands at the end, and text before it is long: so first only what follows the last
-        ``"usage"`` is parsed, as an object. It is one exactly if that was a key of the body itself: deeper
-        there are more closing brackets, in an array or as a value there is no colon, and within a string
-        the quote has a backslash before it. 15 -> 4 thousand instructions for an answer of 400 bytes.
-        """
-        usage = cls()
-        at = body.rfind(b'"usage"')
-        if at > 0 and body[at - 1] != _BACKSLASH:
-            end = _object_of(b"{" + body[at:])
-            if end is not None and usage.merge(end["usage"], is_messages):
-                return usage
-        payload = _object_of(body)
-        if payload is not None:
-            usage.merge_payload(payload, is_messages)
-        return usage
-
-    @property
-    def is_known(self) -> bool:
-        return self._input >= 0 or self._output >= 0
-
-    @property
-    def input_tokens(self) -> int:
-        return self._input + self._cache_read + self._cache_write if self._input >= 0 else 0
-
-    @property
-    def output_tokens(self) -> int:
-        return max(0, self._output)
-
-    def merge(self, usage: object, is_messages: bool) -> bool:
-        """Take the numbers of one usage object; False if it is none, or tells neither input nor output."""
-        if not isinstance(usage, dict):
-            return False
-        came_in = _number(usage, "prompt_tokens", "input_tokens")
-        came_out = _number(usage, "completion_tokens", "output_tokens")
-        if came_in >= 0:
-            self._input = came_in
-        if came_out >= 0:
-            self._output = came_out
-        if is_messages:
-            written, read = usage.get("cache_creation_input_tokens"), usage.get("cache_read_input_tokens")
-            if type(written) is int and written >= 0:
-                self._cache_write = written
-            if type(read) is int and read >= 0:
-                self._cache_read = read
-        return came_in >= 0 or came_out >= 0
-
-    def merge_payload(self, payload: dict[str, Any], is_messages: bool) -> None:
-        """Take usage from wherever an event or a body carries it: its own, else that of what it tells of."""
-        if self.merge(payload.get("usage"), is_messages):
-            return
-        for name in ("response", "message"):
-            holder = payload.get(name)
-            if isinstance(holder, dict):
-                self.merge(holder.get("usage"), is_messages)
-        self.merge(payload.get("meta_info"), is_messages)
-
-
-def _object_of(text: bytes) -> dict[str, Any] | None:
-    try:
-        payload = orjson.loads(text)
-    except orjson.JSONDecodeError:
-        return None
-    return payload if isinstance(payload, dict) else None
-
-
-def _number(usage: dict[str, Any], name: str, other: str) -> int:
-    """Return a count, -1 if there is none."""
-    value = usage.get(name)
-    if value is None:
-        value = usage.get(other)
-    # an exact type: a JSON boolean is no number
-    return value if type(value) is int and value >= 0 else -1
 
 
 class SseRelay:

@@ -10,8 +10,6 @@ Not for threads: a row has one writer, the thread that runs its process's loop.
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
-from collections.abc import Callable
 from typing import Final
 
 import orjson
@@ -107,51 +105,52 @@ class Gauge:
 
 
 class BufferedHistogram:
-    """A histogram for hot paths: ``observe`` is one append.
+    """A histogram for hot paths: ``observe`` counts in this process's own memory.
 
-    1,000 values sorted and bisected by bucket cost 0.1 µs each, against 0.5 µs one by one.
+    Buckets are sought from the first: times are short mostly, and compiled, a comparison of two floats costs
+    less than to call bisect. Values kept until the next flush, and sorted then, cost four times as much.
     """
 
-    __slots__ = ("_bounds", "_floats", "_index", "_sum", "_values", "_words", "extend", "observe")
+    __slots__ = ("_bounds", "_changed", "_counts", "_floats", "_index", "_is_changed", "_sum", "_words")
 
     def __init__(
-        self, words: memoryview[int], floats: memoryview[float], index: int, bounds: tuple[float, ...]
+        self,
+        words: memoryview[int],
+        floats: memoryview[float],
+        index: int,
+        bounds: tuple[float, ...],
+        changed: list[BufferedHistogram],
     ) -> None:
         self._words = words
         self._floats = floats
         self._index = index
-        self._bounds = bounds
-        self._sum = index + len(bounds) + 1
-        self._values: list[float] = []
-        self.observe: Callable[[float], None] = self._values.append
-        self.extend: Callable[[list[float]], None] = self._values.extend
+        self._bounds = list(bounds)
+        self._counts = [0] * (len(bounds) + 1)
+        self._sum = 0.0
+        self._is_changed = False
+        self._changed = changed  # those that the next flush has to write
+
+    def observe(self, value: float) -> None:
+        if not self._is_changed:
+            self._is_changed = True
+            self._changed.append(self)
+        self._sum += value
+        place = 0
+        for bound in self._bounds:
+            if value <= bound:
+                break
+            place += 1
+        self._counts[place] += 1
 
     def flush(self) -> None:
-        values = self._values
-        if not values:
-            return
-        self._floats[self._sum] += sum(values)
-        if 2 * len(values) < len(self._bounds):
-            words, index, bounds = self._words, self._index, self._bounds
-            for value in values:
-                words[index + bisect_left(bounds, value)] += 1
-        else:
-            self._count_many(values)
-        values.clear()
-
-    def _count_many(self, values: list[float]) -> None:
-        """Count by bucket: O(buckets) but for the sort."""
-        values.sort()
-        words, place, below, count = self._words, self._index, 0, len(values)
-        for bound in self._bounds:
-            upto = bisect_right(values, bound, below)
-            if upto != below:
-                words[place] += upto - below
-                if upto == count:
-                    return
-                below = upto
-            place += 1
-        words[place] += count - below
+        words, index = self._words, self._index
+        for place, count in enumerate(self._counts):
+            if count:
+                words[index + place] += count
+                self._counts[place] = 0
+        self._floats[index + len(self._counts)] += self._sum
+        self._sum = 0.0
+        self._is_changed = False
 
 
 class MetricRow:
@@ -176,6 +175,7 @@ class MetricRow:
         self._histograms: dict[int, BufferedHistogram] = {}
         self._counters: dict[int, Counter] = {}
         self._changed: list[BufferedCounter] = []
+        self._observed: list[BufferedHistogram] = []
         self._take_over()
 
     def counter(self, name: str, **labels: str) -> Counter:
@@ -201,7 +201,7 @@ class MetricRow:
         cell, family = self._find(name, Kind.HISTOGRAM, labels)
         histogram = self._histograms.get(cell)
         if histogram is None:
-            histogram = BufferedHistogram(self._words, self._floats, cell, family.buckets)
+            histogram = BufferedHistogram(self._words, self._floats, cell, family.buckets, self._observed)
             self._histograms[cell] = histogram
         return histogram
 
@@ -210,8 +210,9 @@ class MetricRow:
         for counter in self._changed:
             counter.flush()
         self._changed.clear()
-        for histogram in self._histograms.values():
+        for histogram in self._observed:
             histogram.flush()
+        self._observed.clear()
 
     def __repr__(self) -> str:
         return f"MetricRow({len(self._cells)} series, {self._words[layout.OWNERS]} owners)"

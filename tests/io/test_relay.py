@@ -12,8 +12,9 @@ import pytest
 
 from meshd.io.chunked import ChunkedDecoder
 from meshd.io.relay import MAX_OBSERVED_BODY_BYTES, Relay
-from meshd.io.sse import MAX_EVENT_BYTES, MAX_HELD_BYTES, SseRelay, Usage, split_events
+from meshd.io.sse import MAX_EVENT_BYTES, MAX_HELD_BYTES, SseRelay, split_events
 from meshd.io.upstream import UpstreamConnection
+from meshd.io.usage import UsageReader
 from tests.fakes.asked import asked
 from tests.fakes.transport import FakeClock, FakeTransport
 
@@ -632,7 +633,7 @@ def test_usage_of_a_plain_body_is_read_wherever_it_was_cut(dialect, body, tokens
             it.end()
             assert await it.outcome() == "completed"
             assert it.body == raw
-            usage = Usage.of_body(it.relay.usage_body, dialect == "messages")
+            usage = UsageReader(dialect == "messages").read(it.relay.usage_body)
             assert (usage.input_tokens, usage.output_tokens) == tokens
 
     play(run)
@@ -644,7 +645,7 @@ def test_body_that_is_not_json_is_relayed_all_the_same():
         it.play(b"{not json")
         it.end()
         assert await it.outcome() == "completed"
-        assert it.body == b"{not json" and not Usage.of_body(it.relay.usage_body, False).is_known
+        assert it.body == b"{not json" and not UsageReader(False).read(it.relay.usage_body).is_known
 
     play(run)
 

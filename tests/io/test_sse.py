@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshd.io.sse import MAX_HELD_BYTES, SseRelay, Usage, split_events
+from meshd.io.sse import MAX_HELD_BYTES, SseRelay, split_events
 
 CHAT = (
     b'data: {"choices":[{"delta":{"role":"assistant","content":""}}]}\n\n'
@@ -37,45 +35,6 @@ RESPONSES = (
     b'"response":{"usage":{"input_tokens":4,"output_tokens":6}}}\n\n'
 )
 STREAMS = [("openai", CHAT, 7, 3), ("messages", MESSAGES, 17, 9), ("responses", RESPONSES, 4, 6)]
-
-
-WORDS = (
-    "usage",
-    '"usage"',
-    '"usage":{',
-    "\\",
-    '\\"usage":',
-    "prompt_tokens",
-    "message",
-    "meta_info",
-    "x",
-    "",
-)
-NUMBERS = st.one_of(st.none(), st.booleans(), st.integers(-2, 99), st.just(1.5), st.text(max_size=2))
-USAGES = st.dictionaries(
-    st.sampled_from(
-        ("prompt_tokens", "completion_tokens", "input_tokens", "output_tokens", "cache_read_input_tokens",
-         "cache_creation_input_tokens", "usage", "x")
-    ),
-    st.one_of(NUMBERS, st.dictionaries(st.just("usage"), st.just({"prompt_tokens": 1}), max_size=1)),
-    max_size=4,
-)  # fmt: skip
-VALUES = st.recursive(
-    st.one_of(NUMBERS, USAGES, st.sampled_from(WORDS)),
-    lambda inner: st.one_of(
-        st.lists(inner, max_size=3),
-        st.dictionaries(st.sampled_from(("usage", "response", "meta_info", *WORDS)), inner, max_size=4),
-    ),
-    max_leaves=12,
-)
-BODIES = st.one_of(
-    VALUES,
-    st.dictionaries(
-        st.sampled_from(("usage", "response", "message", "meta_info", *WORDS)),
-        st.one_of(USAGES, VALUES),
-        max_size=5,
-    ),
-)
 
 
 def run(api: str, pieces: list[bytes]) -> tuple[bytes, SseRelay]:
@@ -200,36 +159,3 @@ def test_arbitrary_bytes_pass_unchanged(data):
 
 def test_data_lines_of_one_event_are_joined():
     assert split_events(b"data: a\ndata:b\ndata\nid: 1\n\n: c\n\ndata: d\r\n\r\n") == [b"a\nb\n", b"d"]
-
-
-@given(body=BODIES, is_messages=st.booleans(), indent=st.sampled_from((None, 2)), twice=st.booleans())
-def test_usage_of_a_body_is_what_parsing_the_whole_of_it_tells(body, is_messages, indent, twice):
-    text = json.dumps(body, indent=indent)
-    if twice and text.startswith("{") and body:  # a key that comes again counts as it does when parsed
-        text = text[:-1].rstrip() + ', "usage": {"prompt_tokens": 5}, "y": [1]}'
-    expected = Usage()
-    whole = json.loads(text)
-    if isinstance(whole, dict):
-        expected.merge_payload(whole, is_messages)
-    found = Usage.of_body(text.encode(), is_messages)
-    assert (found.is_known, repr(found)) == (expected.is_known, repr(expected)), text
-
-
-@pytest.mark.parametrize(
-    "body",
-    [
-        b'{"choices":[{"text":"\\"usage\\":{"}],"usage":{"prompt_tokens":3,"completion_tokens":4}}',
-        b'{"choices":[],"usage":{"prompt_tokens":3,"completion_tokens":4},"prompt_logprobs":null} \n',
-        b'{"usage":{"prompt_tokens":3,"completion_tokens":4},"choices":[{"usage":{"prompt_tokens":9}}]}',
-        b'{"usage":{"prompt_tokens":9},"choices":["usage"],"usage":{"prompt_tokens":3,"output_tokens":4}}',
-        b'{"usage":{"prompt_tokens":3,"completion_tokens":4},"x\\"usage":{"prompt_tokens":9}}',
-        b'{"id":1,"meta_info":{"prompt_tokens":3,"completion_tokens":4},"usage":null}',
-    ],
-)
-def test_usage_is_found_wherever_it_stands_in_a_body(body):
-    assert repr(Usage.of_body(body, False)) == "Usage(in=3 out=4)"
-
-
-@pytest.mark.parametrize("body", [b"", b'"usage"', b'{"usage":', b'[{"usage":{"prompt_tokens":3}}]', b"{no}"])
-def test_body_that_is_no_json_object_has_no_usage(body):
-    assert not Usage.of_body(body, False).is_known

@@ -57,16 +57,18 @@ def test_histogram_counts_a_value_on_a_bound_in_the_bucket_of_that_bound() -> No
     assert words == [1, 2, 1, pytest.approx(8.6)]
 
 
-@pytest.mark.parametrize("count", [1, 2, 7, 8, 9, 500])
-def test_histogram_counts_few_values_and_many_in_the_same_buckets(count: int) -> None:
+@pytest.mark.parametrize("count", [1, 2, 500])
+def test_histogram_counts_each_value_in_its_bucket_whatever_was_flushed_before(count: int) -> None:
     bounds = [number / 16 for number in range(1, 17)]
     segment, catalog = make_segment(1), build_catalog(bounds)
     name, rng = "mesh_http_request_duration_seconds", Random(count)
-    histogram = MetricRow(segment, 0, catalog).buffered_histogram(name, path="/x", method="GET")
+    row = MetricRow(segment, 0, catalog)
+    histogram = row.buffered_histogram(name, path="/x", method="GET")
     values = [rng.choice([rng.random() * 1.1, rng.choice(bounds)]) for _ in range(count)]
     for _ in range(2):
-        histogram.extend(list(values))
-        histogram.flush()
+        for value in values:
+            histogram.observe(value)
+        row.flush()
     expected = [0] * 17
     for value in values:
         expected[next((place for place, bound in enumerate(bounds) if value <= bound), 16)] += 2
