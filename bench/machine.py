@@ -70,7 +70,7 @@ def describe(cpus: Cpus) -> dict[str, Any]:
         "cpus_backend": list(cpus.backend),
         "cpus_load": list(cpus.load),
         "kernel": platform.release(),
-        "python": sys.version.split()[0],
+        "python": _interpreter(),
         "revision": _revision(),
         "load_average": os.getloadavg(),
         "not_as_pinned": differing_from_pins(),
@@ -98,6 +98,13 @@ def _cpu_model() -> str:
         if line.startswith("model name"):
             return line.partition(":")[2].strip()
     return platform.machine()
+
+
+def _interpreter() -> str:
+    """Version and make of this Python: the same version built otherwise differs by a fifth (performance.md)."""
+    is_shared = "libpython" in Path("/proc/self/maps").read_text()
+    kind = "with a shared libpython" if is_shared else "in one executable"
+    return f"{platform.python_version()} of {platform.python_build()[1]}, {platform.python_compiler()}, {kind}"
 
 
 def _revision() -> str | None:
