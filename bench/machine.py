@@ -8,7 +8,6 @@ import platform
 import shutil
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -101,10 +100,12 @@ def _cpu_model() -> str:
 
 
 def _interpreter() -> str:
-    """Version and make of this Python: the same version built otherwise differs by a fifth (performance.md)."""
+    """Version and make of this Python: built otherwise, the same version differs by a fifth."""
     is_shared = "libpython" in Path("/proc/self/maps").read_text()
     kind = "with a shared libpython" if is_shared else "in one executable"
-    return f"{platform.python_version()} of {platform.python_build()[1]}, {platform.python_compiler()}, {kind}"
+    return (
+        f"{platform.python_version()} of {platform.python_build()[1]}, {platform.python_compiler()}, {kind}"
+    )
 
 
 def _revision() -> str | None:
