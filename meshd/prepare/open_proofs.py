@@ -1,8 +1,9 @@
 """The proofs that are still to be run for copies that serve already, one after the other, in the background.
 
 A node serves as soon as its tokenizers are loaded: by the reference engine and by whole texts, which is right
-and slow. What a proof allows comes when it has ended, seconds later. One leader of the node runs the proofs;
-the others wait for what it reports.
+and slow. What a proof allows comes when it has ended, seconds later. Nothing of it begins before the node is
+ready, for a start has no CPU time to spare: then each leader loads the fast engines, one of them runs the
+proofs, and the others wait for what it reports.
 """
 
 from __future__ import annotations
@@ -29,17 +30,21 @@ class Child(Protocol):
 
 
 class OpenProofs:
-    """``runs``: whether this leader runs proofs; ``find``: what others have reported."""
+    """``runs``: whether this leader runs proofs; ``find``: what others have reported; ``may_begin``: whether
+    it is time to.
+    """
 
     def __init__(
         self,
         runs: bool,
         find: Callable[[str], Proof | None],
+        may_begin: Callable[[], bool] = lambda: True,
         start: Callable[[Callable[[], Sequence[str]]], Child] = ProofChild,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._runs = runs
         self._find = find
+        self._may_begin = may_begin
         self._start = start
         self._clock = clock
         self._open: dict[int, Unproved] = {}
@@ -60,8 +65,15 @@ class OpenProofs:
             del self._open[serial]
 
     def ended(self) -> list[tuple[int, Found, Proof | None]]:
-        """Return what has been found since the last call, with what is worth keeping; does not wait."""
-        if not self._open:
+        """Return what has been found since the last call, with what is worth keeping.
+
+        Does not wait, but for the load of one fast engine, about a second.
+        """
+        if not self._open or not self._may_begin():
+            return []
+        incomplete = next((each for each in self._open.values() if not each.is_complete), None)
+        if incomplete is not None:
+            incomplete.complete()
             return []
         found = self._from_others()
         if self._runs:

@@ -44,10 +44,15 @@ class NoProofs:
         pass
 
 
-def proof_key(file: Path, engines: tuple[str, ...]) -> str:
-    """Name the proof of a tokenizer's file by these engines. Raises ``OSError``; reads the file whole."""
+def file_digest(file: Path) -> str:
+    """Return what tells one content of a file from another. Raises ``OSError``; reads the file whole."""
+    return xxh3_128_hexdigest(file.read_bytes())
+
+
+def proof_key(digest: str, engines: tuple[str, ...]) -> str:
+    """Name the proof of a tokenizer's file, by its digest, by these engines."""
     versions = [f"{engine} {_version(engine)}" for engine in engines]
-    return f"{xxh3_128_hexdigest(file.read_bytes())} {PROOF_SEED} meshd {__version__} {' '.join(versions)}"
+    return f"{digest} {PROOF_SEED} meshd {__version__} {' '.join(versions)}"
 
 
 def _version(package: str) -> str:

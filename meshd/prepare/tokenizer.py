@@ -14,6 +14,7 @@ import logging
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +27,10 @@ from meshd.prepare.cut_proof import Cuts
 from meshd.prepare.engine_proof import Encode
 from meshd.prepare.model_files import check_tokenizer_file, read_text
 from meshd.prepare.prefix_tokens import head_ids
-from meshd.prepare.proof_record import NoProofs, Proofs
+from meshd.prepare.proof_record import NoProofs, Proofs, file_digest
 from meshd.prepare.template_trial import TemplateUnfit, try_template
 from meshd.prepare.tokenizer_events import NoEvents, TokenizerEvents
-from meshd.prepare.tokenizer_proof import FAST, REFERENCE, Found, Unproved, encode_with, find, prove
+from meshd.prepare.tokenizer_proof import FAST, REFERENCE, Found, LoadFast, Unproved, encode_with, prove
 
 Decode = Callable[[list[int], bool], str]
 
@@ -117,14 +118,12 @@ class LoadedTokenizer:
     def proved(self, found: Found) -> LoadedTokenizer:
         """Return the same tokenizer as its proof allows it to work; it is ``unproved``."""
         assert self.unproved is not None
-        fast, warning = self.unproved.fast, self.warning
-        if found.difference:
-            fast, warning = None, _not_used(self.source, found.difference)
+        reason = found.difference or self.unproved.missing
         return LoadedTokenizer(
             self._reference,
-            fast,
+            None if found.difference else self.unproved.fast,
             self.template,
-            warning,
+            _not_used(self.source, reason) if reason else "",
             self._decode,
             vocab_size=self.vocab_size,
             cuts=found.cuts,
@@ -211,36 +210,38 @@ def load_tokenizer(
 ) -> LoadedTokenizer:
     """Load the tokenizer at ``path``: a ``tokenizer.json``, or a directory that holds one.
 
-    ``engine``: ``auto``, ``fastokens`` or ``tokenizers``. Starts no thread. Takes about a second, and several
-    more for the proof, which runs in a child of its own, unless ``proofs`` has it. With ``may_defer`` a proof
-    that nobody has run yet is left to the caller, as ``unproved``, except for ``fastokens``, whose load fails
-    with it. Raises ``LoadFailed``.
+    ``engine``: ``auto``, ``fastokens`` or ``tokenizers``. Starts no thread. Takes a third of a second,
+    another one for the fast engine, and several for the proof, which runs in a child of its own, unless
+    ``proofs`` has it. With ``may_defer`` a proof that nobody has run yet is left to the caller, as
+    ``unproved``, and the fast engine with it, except for ``fastokens``, whose load fails with it. Raises
+    ``LoadFailed``.
     """
     file = _tokenizer_file(Path(path))
     template = load_template(file.parent, chat_template_path)
-    reference = _load_reference(file)
-    fast, missing = _load_fast(file) if engine != REFERENCE else (None, "")
-    if engine == FAST and missing:
-        raise LoadFailed(f"the engine fastokens cannot be used for {file}: {missing}")
-    proofs = proofs or NoProofs()
-    try:
-        key, found = find(file, fast, proofs)
-    except OSError as error:
-        raise LoadFailed(f"{file} cannot be read: {error.strerror}") from error
-    unproved = Unproved(key, reference, fast)
+    unproved = _load_unproved(file, None if engine == REFERENCE else partial(_load_fast_if_same, file))
+    reference = unproved.reference
     loaded = LoadedTokenizer(
         encode_with(reference),
         None,
         template,
-        _not_used(str(file), missing) if missing else "",
-        _decode_with(reference),
+        decode=_decode_with(reference),
         vocab_size=reference.get_vocab_size(),
         source=str(file),
         unproved=unproved,
     )
+    proofs = proofs or NoProofs()
+    defers = may_defer and engine != FAST
+    found = unproved.find(proofs)
+    if found is None and defers:
+        return loaded
+    unproved.complete()
+    if unproved.missing:
+        if engine == FAST:
+            raise LoadFailed(f"the engine fastokens cannot be used for {file}: {unproved.missing}")
+        found = unproved.find(proofs)  # the proof without that engine has another name
+    if found is None and defers:
+        return loaded
     if found is None:
-        if may_defer and engine != FAST:
-            return loaded
         found = prove(unproved)
         proof = unproved.proof_of(found)
         if proof is not None:
@@ -298,6 +299,24 @@ def _load_reference(file: Path) -> tokenizers.Tokenizer:
     reference.no_truncation()
     reference.no_padding()
     return reference
+
+
+def _load_unproved(file: Path, load_fast: LoadFast | None) -> Unproved:
+    reference = _load_reference(file)
+    try:
+        return Unproved(file_digest(file), reference, load_fast=load_fast)
+    except OSError as error:
+        raise LoadFailed(f"{file} cannot be read: {error.strerror}") from error
+
+
+def _load_fast_if_same(file: Path, digest: str) -> tuple[Encode | None, str]:
+    """Load the fast engine from the bytes that the reference has: both are one tokenizer."""
+    fast, missing = _load_fast(file)
+    try:
+        is_same = fast is None or file_digest(file) == digest
+    except OSError as error:
+        return None, f"it cannot be read: {error.strerror}"
+    return (fast, missing) if is_same else (None, "it has changed since the reference was loaded")
 
 
 def _load_fast(file: Path) -> tuple[Encode | None, str]:

@@ -36,7 +36,8 @@ class TokenizerCopies:
 
     ``load`` may run for minutes; ``pause`` sleeps so many seconds. ``must``: name of the entry without whose
     current copy no leader is to start, empty for none. ``on_freed``: called when copies were dropped, to give
-    their memory back to the system. ``runs_proofs``: whether this leader runs the proofs of the node.
+    their memory back to the system. ``runs_proofs``: whether this leader runs the proofs of the node;
+    ``may_prove``: whether it is time to.
     """
 
     def __init__(
@@ -51,6 +52,7 @@ class TokenizerCopies:
         must: str = "",
         on_freed: Callable[[], None] = lambda: None,
         runs_proofs: bool = True,
+        may_prove: Callable[[], bool] = lambda: True,
     ) -> None:
         self._board = board
         self._leader = leader
@@ -69,7 +71,7 @@ class TokenizerCopies:
         self._proof: Proof | None = None  # of the copy that is being loaded
         # Of a predecessor whose report is about to be overwritten, too.
         self._proofs = _proofs_in(board.reports())
-        self._open_proofs = OpenProofs(runs_proofs, self._reported_proof)
+        self._open_proofs = OpenProofs(runs_proofs, self._reported_proof, may_prove)
 
     @property
     def is_told(self) -> bool:

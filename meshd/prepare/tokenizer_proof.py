@@ -6,9 +6,8 @@ They run together in one child that is thrown away (``engine_proof``); what they
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
-from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import tokenizers
@@ -21,6 +20,9 @@ from meshd.prepare.proof_text import proof_texts
 
 REFERENCE: Final = "tokenizers"
 FAST: Final = "fastokens"
+
+LoadFast = Callable[[str], tuple[Encode | None, str]]
+"""Loads the fast engine from a file that still has this digest; else says why there is none."""
 
 
 class Found(NamedTuple):
@@ -36,12 +38,42 @@ class Found(NamedTuple):
         return cls(proof.difference, Cuts(proof.head, proof.pieces))
 
 
-class Unproved(NamedTuple):
-    """A tokenizer whose proof, named ``key``, is still to be run. ``fast``: ``None`` if there is none."""
+class Unproved:
+    """A tokenizer whose proof, named ``key``, is still to be run. ``fast``: ``None`` if there is none.
 
-    key: str
-    reference: tokenizers.Tokenizer
-    fast: Encode | None
+    ``digest``: of its file. With ``load_fast`` the fast engine is loaded when the proof is about to be run:
+    that takes a second for a large vocabulary, three times what the reference takes, and nothing uses it
+    before the proof has ended.
+    """
+
+    def __init__(
+        self,
+        digest: str,
+        reference: tokenizers.Tokenizer,
+        fast: Encode | None = None,
+        load_fast: LoadFast | None = None,
+    ) -> None:
+        self._digest = digest
+        self.reference = reference
+        self.fast = fast
+        self._load_fast = load_fast
+        self.missing = ""
+        self.key = self._key()
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether nothing is left to load."""
+        return self._load_fast is None
+
+    def complete(self) -> None:
+        """Load the fast engine if that was left until now; ``missing`` then tells why there is none.
+
+        Starts no thread.
+        """
+        if self._load_fast is not None:
+            self.fast, self.missing = self._load_fast(self._digest)
+            self._load_fast = None
+            self.key = self._key()
 
     def work(self) -> tuple[str, str, str]:
         """Run the proofs, in a child alone; texts are cut by the engine that will be used."""
@@ -71,14 +103,19 @@ class Unproved(NamedTuple):
 
     def without_fast(self) -> Unproved:
         """Return what is left to prove when the child with the fast engine came to no end."""
-        return self._replace(fast=None)
+        return Unproved(self._digest, self.reference)
 
+    def find(self, proofs: Proofs) -> Found | None:
+        """Return what the proof found if it was run before."""
+        known = proofs.find(self.key)
+        return None if known is None else Found.of(known)
 
-def find(file: Path, fast: Encode | None, proofs: Proofs) -> tuple[str, Found | None]:
-    """Return the key of a tokenizer's proof, and what it found if it was run before."""
-    key = proof_key(file, (REFERENCE,) if fast is None else (REFERENCE, FAST))
-    known = proofs.find(key)
-    return key, None if known is None else Found.of(known)
+    def _key(self) -> str:  # before it is complete it counts on its fast engine
+        is_alone = self.fast is None and self._load_fast is None
+        return proof_key(self._digest, (REFERENCE,) if is_alone else (REFERENCE, FAST))
+
+    def __repr__(self) -> str:
+        return f"Unproved({self.key!r}, is_complete={self.is_complete})"
 
 
 def prove(unproved: Unproved) -> Found:

@@ -27,7 +27,7 @@ from random import Random
 from typing import TYPE_CHECKING, Any, Final
 
 from meshd.config import Settings
-from meshd.control import ChildLink, Manifest, ProcessBoard, start_child
+from meshd.control import ChildLink, Manifest, ProcessBoard, State, start_child
 from meshd.errors import StartupError
 from meshd.log import Log
 from meshd.memory import Segment
@@ -149,7 +149,11 @@ class Leader:
             must=DEFAULT_NAME if self._settings.tokenizer_path else "",
             on_freed=_trim_heap,
             runs_proofs=self._manifest.index == 0,
+            may_prove=self._is_node_ready,
         )
+
+    def _is_node_ready(self) -> bool:
+        return self._board.row(self._manifest.topology.board_supervisor).state is State.READY
 
     def _load(self, copy: Copy, timeout_s: float) -> LoadedTokenizer:
         from meshd.prepare.hub import SourceNotFound, find_source

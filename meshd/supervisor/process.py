@@ -234,9 +234,17 @@ class Supervisor:
                 sys.stdout.flush()
 
     def _is_everyone_ready(self) -> bool:
+        return self._children.are_ready and all(
+            self._is_worker_ready(seat) for group in self._node.topology.groups for seat in group
+        )
+
+    def _is_worker_ready(self, seat: int) -> bool:
+        """Look at both seats of a worker: those of a leader that had to renew them early sit in the second."""
         topology = self._node.topology
-        seats = (topology.board_prepare(seat) for group in topology.groups for seat in group)
-        return self._children.are_ready and all(self._board.row(seat).state is State.READY for seat in seats)
+        return any(
+            self._board.row(topology.board_prepare(each)).state is State.READY
+            for each in (seat, seat + topology.prepare_workers)
+        )
 
     # ------------------------------------------------------------------------------------------- signals
 

@@ -34,9 +34,10 @@ class Leader:
         self.reported: dict[str, Proof] = {}
         self.children: list[Child] = []
         self.now_s = 0.0
-        self.proofs = OpenProofs(runs, self.reported.get, self._start, lambda: self.now_s)
-
-        self.may_fork = True
+        self.is_node_ready = self.may_fork = True
+        self.proofs = OpenProofs(
+            runs, self.reported.get, lambda: self.is_node_ready, self._start, lambda: self.now_s
+        )
 
     def _start(self, work: Callable[[], Sequence[str]]) -> Child:
         if not self.may_fork:
@@ -49,14 +50,18 @@ class Leader:
         return self.proofs.ended()
 
 
-def _unproved(key: str, fast: Any = list) -> Unproved:
-    class Reference:
-        normalizer = None
+class Reference:
+    normalizer = None
 
-        def get_added_tokens_decoder(self) -> dict[int, Any]:
-            return {}
+    def get_added_tokens_decoder(self) -> dict[int, Any]:
+        return {}
 
-    return Unproved(key, Reference(), fast)  # type: ignore[arg-type]
+
+def _unproved(digest: str, fast: Any = list, load_fast: Any = None) -> Unproved:
+    return Unproved(digest, Reference(), fast, load_fast)  # type: ignore[arg-type]
+
+
+A, B = _unproved("a").key, _unproved("b").key
 
 
 @pytest.fixture
@@ -69,10 +74,10 @@ def test_proofs_run_one_after_the_other(leader: Leader) -> None:
     leader.proofs.add(2, _unproved("b"))
     assert leader.ended() == [] and len(leader.children) == 1
     leader.children[0].answer = ["", "", "a reason"]
-    assert leader.ended() == [(1, Found("", Cuts("", "a reason")), Proof("a", "", "", "a reason"))]
+    assert leader.ended() == [(1, Found("", Cuts("", "a reason")), Proof(A, "", "", "a reason"))]
     assert leader.children[0].is_closed and len(leader.children) == 2
     leader.children[1].answer = ["it differs", "", ""]
-    assert leader.ended() == [(2, Found("it differs", Cuts("", "")), Proof("b", "it differs", "", ""))]
+    assert leader.ended() == [(2, Found("it differs", Cuts("", "")), Proof(B, "it differs", "", ""))]
     assert leader.ended() == []
 
 
@@ -80,15 +85,15 @@ def test_a_leader_that_runs_none_takes_what_another_reports() -> None:
     leader = Leader(runs=False)
     leader.proofs.add(1, _unproved("a"))
     assert leader.ended() == [] and leader.children == []
-    leader.reported["a"] = Proof("a", "", "", "")
-    assert leader.ended() == [(1, Found("", Cuts("", "")), leader.reported["a"])]
+    leader.reported[A] = Proof(A, "", "", "")
+    assert leader.ended() == [(1, Found("", Cuts("", "")), leader.reported[A])]
     assert leader.ended() == []
 
 
 def test_a_report_that_comes_first_ends_the_own_child(leader: Leader) -> None:
     leader.proofs.add(1, _unproved("a"))
     leader.ended()
-    leader.reported["a"] = Proof("a", "", "", "")
+    leader.reported[A] = Proof(A, "", "", "")
     assert len(leader.ended()) == 1
     assert leader.children[0].is_closed
 
@@ -133,4 +138,25 @@ def test_a_child_that_cannot_be_forked_is_tried_again_later(leader: Leader) -> N
     leader.now_s += open_proofs.RETRY_S
     assert leader.ended() == [] and len(leader.children) == 1
     leader.children[0].answer = ["", "", ""]
-    assert leader.ended() == [(1, Found("", Cuts("", "")), Proof("a", "", "", ""))]
+    assert leader.ended() == [(1, Found("", Cuts("", "")), Proof(A, "", "", ""))]
+
+
+def test_nothing_begins_before_the_node_is_ready(leader: Leader) -> None:
+    loads = []
+    leader.is_node_ready = False
+    leader.proofs.add(1, _unproved("a", None, lambda digest: (loads.append(digest), (list, ""))[1]))
+    assert leader.ended() == [] and not loads and not leader.children
+    leader.is_node_ready = True
+    assert leader.ended() == [] and loads == ["a"] and not leader.children, "a load ends its turn"
+    assert leader.ended() == [] and len(leader.children) == 1
+
+
+@pytest.mark.parametrize("runs", [True, False])
+def test_every_leader_loads_the_fast_engine_before_it_asks_for_the_proof(runs: bool) -> None:
+    leader = Leader(runs)
+    unproved = _unproved("a", None, lambda digest: (None, "it is not here"))
+    leader.proofs.add(1, unproved)
+    assert leader.ended() == []
+    leader.reported[unproved.key] = Proof(unproved.key, "", "", "")
+    assert unproved.key != A
+    assert leader.ended() == [(1, Found("", Cuts("", "")), leader.reported[unproved.key])]

@@ -22,6 +22,7 @@ from meshd.prepare.tokenizer import (
     WorkerTools,
     load_tokenizer,
 )
+from meshd.prepare.tokenizer_proof import Found
 from tests.fakes.tokenizer_events import RecordedEvents
 
 SMALL = Path(meshd.__file__).parent / "backend" / "tokenizer"
@@ -359,6 +360,26 @@ def test_a_tokenizer_that_vanishes_while_it_is_loaded_fails_the_load(model, monk
     def vanished(*_):
         raise FileNotFoundError(2, "No such file or directory")
 
-    monkeypatch.setattr(module, "find", vanished)
+    monkeypatch.setattr(module, "file_digest", vanished)
     with pytest.raises(LoadFailed, match="cannot be read: No such file"):
         load_tokenizer(str(model), "tokenizers")
+
+
+def test_a_fast_engine_that_is_not_waited_for_comes_from_the_same_bytes_or_not_at_all(model, monkeypatch):
+    loads = []
+
+    def load(file):
+        loads.append(file)
+        return reference_ids(), ""
+
+    monkeypatch.setattr(module, "_load_fast", load)
+    for changes in (False, True):
+        loaded = load_tokenizer(str(model), "auto", may_defer=True)
+        assert (loaded.engine, loads) == ("tokenizers", [])
+        if changes:
+            rewrite(model, version="2.0")
+        loaded.unproved.complete()
+        assert loads.pop() == model / "tokenizer.json"
+        used = loaded.proved(Found("", Cuts("", "")))
+        assert used.engine == ("tokenizers" if changes else "fastokens")
+        assert ("it has changed" in used.warning) is changes

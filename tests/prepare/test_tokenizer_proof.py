@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tokenizers import Tokenizer
@@ -10,7 +11,7 @@ import meshd
 from meshd.prepare import tokenizer_proof
 from meshd.prepare.cut_proof import Cuts
 from meshd.prepare.proof_record import Proof
-from meshd.prepare.tokenizer_proof import Unproved, encode_with, find, prove, texts_for
+from meshd.prepare.tokenizer_proof import Unproved, encode_with, prove, texts_for
 
 FILE = Path(meshd.__file__).parent / "backend" / "tokenizer" / "tokenizer.json"
 
@@ -54,11 +55,36 @@ def test_texts_are_cut_by_the_engine_that_will_be_used(reference):
 
 def test_a_proof_that_was_run_is_found_for_the_same_file_and_engines(reference):
     remembered = Remembered()
-    key, found = find(FILE, encode_with(reference), remembered)
-    assert found is None
-    remembered.keep(Proof(key, "", "", "a reason"))
-    assert find(FILE, encode_with(reference), remembered) == (key, ("", Cuts("", "a reason"), True))
-    assert find(FILE, None, remembered)[1] is None
+    unproved = Unproved("k", reference, encode_with(reference))
+    assert unproved.find(remembered) is None
+    remembered.keep(Proof(unproved.key, "", "", "a reason"))
+    assert Unproved("k", reference, encode_with(reference)).find(remembered) == (
+        "",
+        Cuts("", "a reason"),
+        True,
+    )
+    assert Unproved("k", reference).find(remembered) is None
+    assert Unproved("l", reference, encode_with(reference)).find(remembered) is None
+
+
+def test_the_fast_engine_may_be_loaded_later_and_may_then_be_missing(reference):
+    encode = encode_with(reference)
+    digests = []
+
+    def load(digest: str) -> tuple[Any, str]:
+        digests.append(digest)
+        return encode, ""
+
+    unproved = Unproved("k", reference, load_fast=load)
+    assert (unproved.is_complete, unproved.fast, digests) == (False, None, [])
+    assert unproved.key == Unproved("k", reference, encode).key, "the proof of another leader is found"
+    for _ in range(2):
+        unproved.complete()
+    assert (unproved.is_complete, unproved.fast, unproved.missing, digests) == (True, encode, "", ["k"])
+    without = Unproved("k", reference, load_fast=lambda digest: (None, "it is not here"))
+    without.complete()
+    assert (without.fast, without.missing) == (None, "it is not here")
+    assert without.key == Unproved("k", reference).key
 
 
 def test_a_proof_that_came_to_no_end_is_not_final(reference):

@@ -1,7 +1,7 @@
 """A child that does what a test wants: ``fake_child.py MODE RECORD --manifest-fd N``.
 
 Modes: serve (answers all that ends it), deaf (answers none of it), mute (never beats), crash (ends before
-ready), leader (forks a prepare worker that leaves with it).
+ready), leader (forks a prepare worker that leaves with it), renewing (the same, in the second seat).
 A file ``mode_ROLE`` beside RECORD wins over MODE. RECORD: a file that gets one line an event.
 """
 
@@ -29,8 +29,9 @@ def main(mode: str, record: str, argv: list[str]) -> int:
         if not link.wait_to_take_over():
             return 0
         note(record, f"{manifest.role} take_over")
-    if mode == "leader":
-        fork_worker(manifest, board)
+    if mode in ("leader", "renewing"):
+        first = manifest.topology.groups[manifest.index][0]
+        fork_worker(manifest, board, first + (manifest.topology.prepare_workers if mode == "renewing" else 0))
     note(record, f"{manifest.role} ready")
     link.ready()
     while not link.is_closed:
@@ -44,8 +45,7 @@ def main(mode: str, record: str, argv: list[str]) -> int:
     return 0
 
 
-def fork_worker(manifest: Manifest, board: ProcessBoard) -> None:
-    seat = manifest.topology.groups[manifest.index][0]
+def fork_worker(manifest: Manifest, board: ProcessBoard, seat: int) -> None:
     row = board.row(manifest.topology.board_prepare(seat))
     while row.is_alive:  # a worker of the former leader
         time.sleep(0.005)

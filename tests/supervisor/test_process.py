@@ -106,6 +106,12 @@ def test_a_signal_during_start_ends_the_node(make_node):
     assert node.wait() == 0
 
 
+def test_a_node_whose_workers_were_renewed_before_it_was_ready_becomes_ready(make_node):
+    node = make_node({Role.LEADER: "renewing"})
+    node.wait_ready()
+    assert (node.worker.pid, len(node.row_of(Role.PREPARE))) == (0, 1)
+
+
 def test_signals_to_the_whole_group_leave_children_to_the_supervisor(make_node):
     node = make_node()
     node.wait_ready()
