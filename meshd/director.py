@@ -51,6 +51,14 @@ class BodyRoom:
     def body(self) -> memoryview:
         return self.slot.body
 
+    def fill(self, data: bytes) -> None:
+        """Store a body that is whole."""
+        self.slot.fill(data)
+
+    def content(self, body_bytes: int) -> bytes | memoryview:
+        """Return a body that is whole, of so many bytes; see `Slot.content`."""
+        return self.slot.content(body_bytes)
+
     def grow(self, body_bytes: int) -> bool:
         """Make room for ``body_bytes`` in all, keeping what is there; False if there is none now."""
         more = body_bytes - self._reserved_bytes

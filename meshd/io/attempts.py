@@ -199,12 +199,12 @@ class Attempts:
         """Return head and body as the chosen upstream gets them; this begins its span, if there is one."""
         io, head, record = self._io, self._head, self._holder.record
         endpoint, key = self._endpoint, upstream.api_key
-        client_body = self._room.body[: record.bytes_in]
-        rank = upstream.rank_for(endpoint) if upstream.dp_rank is not None else None
-        buffers: list[Buffer] = [client_body]
         length = record.bytes_in
-        if rank is not None:
-            buffers, length = ranked_body(self._view, client_body, rank)
+        rank = upstream.rank_for(endpoint) if upstream.dp_rank is not None else None
+        if rank is None:
+            buffers: list[Buffer] = [self._room.content(length)]
+        else:
+            buffers, length = ranked_body(self._view, self._room.body[:length], rank)
         trace_fields = b""
         if io.tracing is not None:
             self._traced, trace_fields = io.tracing.leg(record, head, upstream.url)

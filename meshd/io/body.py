@@ -16,10 +16,15 @@ from meshd.strand import Promise
 
 
 class Room(Protocol):
-    """Where a body is stored. ``grow`` makes room for that many bytes in all, and keeps what is there."""
+    """Where a body is stored. ``grow`` makes room for that many bytes in all, and keeps what is there.
+
+    ``fill`` stores a body that is whole.
+    """
 
     @property
     def body(self) -> memoryview: ...
+
+    def fill(self, data: bytes) -> None: ...
 
     def grow(self, body_bytes: int) -> bool: ...
 

@@ -264,7 +264,7 @@ class DownstreamConnection(ClientSocket):
             if len(pending) > length:
                 self._pending = pending[length:]
                 pending = pending[:length]
-            room.body[:length] = pending
+            room.fill(pending)
             self._whole_bytes = length
             self._state = _BUSY
             if len(self._pending) <= MAX_PENDING_BYTES:
@@ -333,8 +333,11 @@ class DownstreamConnection(ClientSocket):
         assert self._head is not None
         return (self._head.content_length or 0) - self.body_received
 
-    def finish(self, closes: bool) -> None:
-        """The answer has been written whole: go on with the next request, or close."""
+    def finish(self, closes: bool, now: float = 0.0) -> None:
+        """The answer has been written whole: go on with the next request, or close.
+
+        ``now``: the time, of a caller who has just looked.
+        """
         is_body_open = self._state in (_WAIT, _BODY)
         rest = self._rest_of_body() if is_body_open and self._head is not None else 0
         self.exchange = None
@@ -357,7 +360,7 @@ class DownstreamConnection(ClientSocket):
             if pending:
                 self._discard(pending)
             return
-        self._next_request()
+        self._next_request(now or self._now())
 
     def abort(self, resets: bool = False) -> None:
         """Cut the connection so that the client sees a truncated answer; ``resets``: by a TCP reset."""
@@ -368,13 +371,13 @@ class DownstreamConnection(ClientSocket):
         self._state = _CLOSING
         self._cut(resets)
 
-    def _next_request(self) -> None:
+    def _next_request(self, now: float) -> None:
         self._state = _HEAD
         self._has_served = True
         self.head_started_at = 0.0
         self._whole_bytes = 0
         self._look_ahead()
-        self.deadline = self._now() + self._idle_timeout_s
+        self.deadline = now + self._idle_timeout_s
         if self.is_write_paused:  # a client that reads no answers gets no more of them
             self._pause_reading()
             return
@@ -410,7 +413,7 @@ class DownstreamConnection(ClientSocket):
             return
         self._pending = data[self._discard_left :]
         self._discard_left = 0
-        self._next_request()
+        self._next_request(self._now())
 
     def _linger(self) -> None:
         """Shut down our side and read on for a while, so that the answer is not lost to a reset."""

@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import asyncio
 import traceback
-from collections.abc import Collection
+from collections.abc import Awaitable, Collection
 from typing import TYPE_CHECKING
 
-from meshd.api.endpoints import Endpoint, Match
+from meshd.api.endpoints import Endpoint
 from meshd.api.view import RoutingView
 from meshd.errors import MeshError
 from meshd.io.account import Record
@@ -103,14 +103,13 @@ class Exchange(Holder):
         """Serve the request; returns when everything it held has been given back."""
         io, head = self._io, self._head
         try:
-            match: Match | None = head.derived.get("match")
-            if match is None:
+            endpoint = head.facts.endpoint
+            if endpoint is None:
                 route = io.routes.find(head.path)
                 if route is not None:
                     await self._serve_route(route)
                     return
-                match = head.derived["match"] = self._find_endpoint()
-            endpoint, resource_id = match
+                endpoint = self._find_endpoint()
             self._begin(endpoint.path, endpoint.id_prefix)
             if endpoint.picks_by == "local" and not endpoint.has_prepare_job:
                 self._answer(*io.routes.models())
@@ -120,7 +119,7 @@ class Exchange(Holder):
             self._ticket = io.director.try_admit() or await wait_for_ticket(io)
             io.metrics.tickets_granted.inc()
             if endpoint.picks_by == "fan_out":
-                await self._serve_resource(endpoint, resource_id)
+                await self._serve_resource(endpoint, head.facts.resource_id)
             elif endpoint.picks_by == "local":
                 await self._serve_prepared(endpoint)
             else:
@@ -138,13 +137,15 @@ class Exchange(Holder):
 
     # -------------------------------------------------------------------------------- straight-line life
 
-    def _find_endpoint(self) -> Match:
+    def _find_endpoint(self) -> Endpoint:
         head, endpoints = self._head, self._io.endpoints
         try:
-            return endpoints.find(head.method, head.path)
+            endpoint, resource_id = endpoints.find(head.method, head.path)
         except MeshError:
             self._begin(endpoints.template_of(head.path), "req-")
             raise
+        head.facts.endpoint, head.facts.resource_id = endpoint, resource_id
+        return endpoint
 
     async def _serve_route(self, route: Route) -> None:
         """Answer what is no inference: health, information, and what the controller answers."""
@@ -167,8 +168,12 @@ class Exchange(Holder):
     async def _serve_endpoint(self, endpoint: Endpoint) -> None:
         """From the body to the response; the head has passed and the ticket is held."""
         io, record = self._io, self.record
-        room = await self._receive_body(io.max_body_bytes)
-        record.body_at = io.clock()
+        arriving = self._begin_body(io.max_body_bytes)
+        if arriving is not None:
+            await arriving
+            self._note_body(io.clock())
+        room = self._room
+        assert room is not None
         if endpoint.has_prepare_job:
             job = self._job = record.job = io.director.job(endpoint, room, record.bytes_in)
             view = await io.director.prepare(job)
@@ -191,7 +196,6 @@ class Exchange(Holder):
         """A prepare worker writes the whole answer; no upstream is asked."""
         io, record = self._io, self.record
         room = await self._receive_body(io.max_body_bytes)
-        record.body_at = io.clock()
         prepared = self._prepared = PreparedAnswer(
             io.director, endpoint, room, record.bytes_in, io.settings.prepare_max_tokenize_bytes
         )
@@ -228,18 +232,37 @@ class Exchange(Holder):
 
     async def _receive_body(self, most: int) -> BodyRoom:
         """Reserve memory for the body, then receive it whole."""
-        io, record = self._io, self.record
-        length = content_length_of(self._head)
-        room = self._room = io.director.try_reserve(length) or await io.director.reserve(length)
-        record.ticket_at = io.clock()
-        arriving = begin_body(self._head, self._downstream, room, most)
-        record.bytes_in = self._downstream.body_received
+        arriving = self._begin_body(most)
         if arriving is not None:
-            try:
-                await arriving
-            finally:
-                record.bytes_in = self._downstream.body_received
-        return room
+            await arriving
+            self._note_body(self._io.clock())
+        assert self._room is not None
+        return self._room
+
+    def _begin_body(self, most: int) -> Awaitable[None] | None:
+        """Do so; None if the body is there, else what to wait for before `_note_body`."""
+        length = content_length_of(self._head)
+        self._room = self._io.director.try_reserve(length)
+        return self._wait_for_room(length, most) if self._room is None else self._take_body(self._room, most)
+
+    async def _wait_for_room(self, length: int | None, most: int) -> None:
+        self._room = await self._io.director.reserve(length)
+        arriving = self._take_body(self._room, most)
+        if arriving is not None:
+            await arriving
+
+    def _take_body(self, room: BodyRoom, most: int) -> Promise[None] | None:
+        now = self.record.ticket_at = self._io.clock()
+        arriving = begin_body(self._head, self._downstream, room, most)
+        if arriving is None:
+            self._note_body(now)
+        return arriving
+
+    def _note_body(self, now: float) -> None:
+        record = self.record
+        record.bytes_in = self._downstream.body_received
+        if record.endpoint:  # what routes do with a body is no preparation
+            record.body_at = record.body_at or now
 
     def _note_view(self, endpoint: Endpoint, view: RoutingView) -> None:
         io, record = self._io, self.record
@@ -277,10 +300,10 @@ class Exchange(Holder):
             downstream_head(
                 response,
                 request_id=record.request_id,
-                date=io.date.value(),
                 framing=line,
                 closes=self._closes,
                 upstream_authority=authority,
+                date="" if response.is_dated else io.date.line(record.head_at),
                 extra=self._extra_fields(),
             )
         )
@@ -420,11 +443,13 @@ class Exchange(Holder):
         if self._is_starting:  # else the requests of a pipeline would run within one another
             io.loop.call_soon(self._downstream.finish, self._closes)
         else:
-            self._downstream.finish(self._closes)
+            self._downstream.finish(self._closes, self.record.finished_at)
 
     def _hand_in(self) -> None:
         io, record = self._io, self.record
         record.finished_at = io.clock()
+        if not record.bytes_in:  # else it was received whole
+            record.bytes_in = self._downstream.body_received
         record.client = self._downstream.peer
         record.head = self._head
         relay = record.relay = self._relay

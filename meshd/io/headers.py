@@ -77,10 +77,11 @@ class RequestIds:
 
     def choose(self, head: RequestHead, prefix: str) -> str:
         """Return the client's id if one is present and printable, else a fresh one with ``prefix``."""
-        found = head.derived.get("request_id")
-        if found is None:
-            found = head.derived["request_id"] = (self._find(head.values),)
-        chosen: str | None = found[0]
+        facts = head.facts
+        if not facts.has_looked_for_id:
+            facts.client_id = self._find(head.values)
+            facts.has_looked_for_id = True
+        chosen = facts.client_id
         return self.generate(prefix) if chosen is None else chosen
 
     def _find(self, values: dict[bytes, bytes]) -> str | None:
@@ -104,14 +105,23 @@ class RequestIds:
 
 
 class HttpDate:
-    """The `date` field's value, made once a second (RFC 9110 §6.6.1)."""
+    """The `date` field, made once a second (RFC 9110 §6.6.1)."""
 
-    __slots__ = ("_second", "_value", "_wall_clock")
+    __slots__ = ("_line", "_line_ends_at", "_second", "_value", "_wall_clock")
 
     def __init__(self, wall_clock: Callable[[], float]) -> None:
         self._wall_clock = wall_clock
         self._second = -1
         self._value = b""
+        self._line = ""
+        self._line_ends_at = 0.0
+
+    def line(self, now: float) -> str:
+        """Return the header line, by any clock that runs evenly: the wall clock is read once a second."""
+        if now >= self._line_ends_at:
+            self._line_ends_at = now + 1.0 - self._wall_clock() % 1.0
+            self._line = f"date: {self.value().decode('ascii')}\r\n"
+        return self._line
 
     def value(self) -> bytes:
         second = int(self._wall_clock())
@@ -126,13 +136,12 @@ def forwarded_fields(head: RequestHead, passes_credentials: bool, trace_fields: 
 
     ``trace_fields``: lines that take the place of `traceparent` and `tracestate`; empty: those pass too.
     """
-    key = "with credentials" if passes_credentials else "without credentials"
-    if trace_fields:
-        key = "traced " + key
-    block: str | None = head.derived.get(key)
+    passing = head.facts.passing
+    way = (1 if passes_credentials else 0) + (2 if trace_fields else 0)
+    block = passing[way]
     if block is None:
         dropped = _REQUEST_DROPPED if passes_credentials else _REQUEST_DROPPED | _CREDENTIALS
-        block = head.derived[key] = _surviving(head, dropped | _TRACE_FIELDS if trace_fields else dropped)
+        block = passing[way] = _surviving(head, dropped | _TRACE_FIELDS if trace_fields else dropped)
     return block + trace_fields.decode("latin-1") if trace_fields else block
 
 
@@ -168,36 +177,49 @@ def upstream_head(
     ``fields`` come from ``forwarded_fields``; ``body_bytes`` is the exact length that follows, None for
     a request without a body field (GET, HEAD, DELETE).
     """
-    target = head.target.decode("latin-1")
-    length = "" if body_bytes is None else f"content-length: {body_bytes}\r\n"
+    length = head.length_line
+    if body_bytes != head.content_length:
+        length = "" if body_bytes is None else f"content-length: {body_bytes}\r\n"
     credentials = "" if api_key is None else f"authorization: Bearer {api_key}\r\n"
     if sends_x_api_key and api_key is not None:
         credentials += f"x-api-key: {api_key}\r\n"
     text = (
-        f"{head.method} {base_path}{target} HTTP/1.1\r\nhost: {authority}\r\n"
+        f"{_opening(head, base_path)}{authority}\r\n"
         f"{fields}{length}x-request-id: {request_id}\r\n{credentials}\r\n"
     )
     return text.encode("latin-1")
+
+
+def _opening(head: RequestHead, base_path: str) -> str:
+    """Return the request line, and the name of the next field; below no base path it is kept."""
+    facts = head.facts
+    if facts.opens_target is head.target and not base_path:
+        return facts.opening
+    opening = f"{head.method} {base_path}{head.target.decode('latin-1')} HTTP/1.1\r\nhost: "
+    if not base_path:
+        facts.opening, facts.opens_target = opening, head.target
+    return opening
 
 
 def downstream_head(
     response: ResponseHead,
     *,
     request_id: str,
-    date: bytes,
     framing: str,
     closes: bool,
     upstream_authority: str,
+    date: str = "",
     extra: tuple[Field, ...] = (),
 ) -> bytes:
-    """Return the response head towards the client; ``framing`` is the framing line, or empty."""
+    """Return the response head towards the client.
+
+    ``framing``, ``date``: header lines; the framing may be empty, the date if the upstream sent one.
+    """
     opening = _relayed(response, upstream_authority)
-    if b"date" not in response.values:
-        opening = f"{opening}date: {date.decode('latin-1')}\r\n"
     if extra:
         opening += _lines(extra)
     end = "\r\nconnection: close\r\n\r\n" if closes else "\r\n\r\n"
-    return f"{opening}{framing}x-request-id: {request_id}{end}".encode("latin-1")
+    return f"{opening}{date}{framing}x-request-id: {request_id}{end}".encode("latin-1")
 
 
 def _relayed(response: ResponseHead, authority: str) -> str:

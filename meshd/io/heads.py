@@ -2,21 +2,58 @@
 
 Peers repeat themselves: on a connection that is kept alive most heads equal the one before, but for the value
 of `content-length`. `again` recognises that by comparing bytes, many times cheaper than reading them anew,
-and what was worked out from a head before (which fields pass, say) stays with it, in ``derived``.
+and what was worked out from a head before (which fields pass, say) stays with it.
 
 The classes are written out, since the methods that ``dataclass`` makes stay interpreted in a compiled build.
-Heads are shared by requests: nobody changes them, but for ``derived``.
+Heads are shared by requests: nobody changes them, but for ``facts`` and ``derived``.
 """
 
 from __future__ import annotations
 
 import re
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from meshd.api.endpoints import Endpoint
 
 Field = tuple[bytes, bytes]
 
 MAX_LENGTH_DIGITS: Final = 19
 _LENGTH: Final = re.compile(rb"\r\ncontent-length:[ \t]*(?=\d)", re.IGNORECASE)
+
+
+class RequestFacts:
+    """What was worked out from a request head, whatever its length: a place for each who needs something.
+
+    ``endpoint``, ``resource_id``: what it asks for, once found. ``checked_for``: the number of the endpoint
+    whose checks it has passed. ``client_id``: the client's request id, if ``has_looked_for_id``. ``passing``:
+    its fields as an upstream gets them, four ways (headers.py). ``opening``: how it begins towards upstreams,
+    for the target ``opens_target``.
+    """
+
+    __slots__ = (
+        "checked_for",
+        "client_id",
+        "endpoint",
+        "has_looked_for_id",
+        "opening",
+        "opens_target",
+        "passing",
+        "resource_id",
+    )
+
+    def __init__(self) -> None:
+        self.endpoint: Endpoint | None = None
+        self.resource_id = ""
+        self.checked_for = -1
+        self.has_looked_for_id = False
+        self.client_id: str | None = None
+        self.passing: list[str | None] = [None, None, None, None]
+        self.opening = ""
+        self.opens_target: bytes | None = None
+
+    def __repr__(self) -> str:
+        return f"RequestFacts({self.endpoint} {self.resource_id} {self.client_id})"
 
 
 class RequestHead:
@@ -26,18 +63,20 @@ class RequestHead:
     ``values``: lower-case name → first value; ``repeated``: lower-case names that came more than once.
     ``trailer_bytes``, ``trailer_fields``: what the head has left of its limits for a trailer section.
     ``raw``: the bytes that it was read from; ``length_at``: of `length_offset`, 0 if it may not vary.
+    ``length_line``: the length as a header line of ours, empty without.
     """
 
     __slots__ = (
         "connection_tokens",
         "content_length",
-        "derived",
+        "facts",
         "fields",
         "has_body",
         "is_chunked",
         "is_http11",
         "keeps_alive",
         "length_at",
+        "length_line",
         "method",
         "path",
         "query",
@@ -66,7 +105,7 @@ class RequestHead:
         trailer_fields: int,
         raw: bytes,
         length_at: int,
-        derived: dict[str, Any],
+        facts: RequestFacts,
     ) -> None:
         self.method = method
         self.target = target
@@ -85,7 +124,8 @@ class RequestHead:
         self.trailer_fields = trailer_fields
         self.raw = raw
         self.length_at = length_at
-        self.derived = derived
+        self.length_line = _length_line(content_length)
+        self.facts = facts
 
     def __repr__(self) -> str:
         return f"RequestHead({self.method} {self.target!r} {self.fields!r})"
@@ -97,7 +137,7 @@ class RequestHead:
     def again(self, data: bytes) -> RequestHead | None:
         """Return the head that ``data`` begins with if it is this one, or differs in its length alone."""
         raw = self.raw
-        if data[: len(raw)] == raw:
+        if data.startswith(raw):
             return self
         end = _repeat_end(raw, self.length_at, data)
         if end < 0:
@@ -130,7 +170,7 @@ class RequestHead:
             self.trailer_fields,
             raw,
             self.length_at,
-            self.derived,
+            self.facts,
         )
 
 
@@ -148,11 +188,13 @@ class ResponseHead:
         "has_body",
         "is_chunked",
         "is_close_delimited",
+        "is_dated",
         "is_encoded",
         "is_http11",
         "is_sse",
         "keeps_alive",
         "length_at",
+        "length_line",
         "raw",
         "reason",
         "status",
@@ -185,12 +227,14 @@ class ResponseHead:
         self.is_chunked = is_chunked
         self.has_body = has_body
         self.is_close_delimited = has_body and not is_chunked and content_length is None
+        self.is_dated = b"date" in values
         self.is_sse = is_sse
         self.is_encoded = is_encoded
         self.keeps_alive = is_http11 and b"close" not in connection_tokens
         self.connection_tokens = connection_tokens
         self.raw = raw
         self.length_at = length_at
+        self.length_line = _length_line(content_length)
         self.derived = derived
 
     def __repr__(self) -> str:
@@ -203,7 +247,7 @@ class ResponseHead:
     def again(self, data: bytes) -> ResponseHead | None:
         """As `RequestHead.again`; the request must have been of the same method."""
         raw = self.raw
-        if data[: len(raw)] == raw:
+        if data.startswith(raw):
             return self
         end = _repeat_end(raw, self.length_at, data)
         if end < 0:
@@ -236,6 +280,10 @@ class ResponseHead:
             self.length_at,
             derived,
         )
+
+
+def _length_line(content_length: int | None) -> str:
+    return "" if content_length is None else f"content-length: {content_length}\r\n"
 
 
 def length_offset(raw: bytes) -> int:

@@ -17,7 +17,7 @@ from typing import Final
 import httptools
 
 from meshd.errors import MeshError
-from meshd.io.heads import MAX_LENGTH_DIGITS, length_offset
+from meshd.io.heads import MAX_LENGTH_DIGITS, RequestFacts, length_offset
 from meshd.io.heads import Field as Field
 from meshd.io.heads import RequestHead as RequestHead
 from meshd.io.heads import ResponseHead as ResponseHead
@@ -146,7 +146,7 @@ def _assemble_request(
         fields_left,
         raw,
         _length_at(raw, values, repeated) if may_vary else 0,
-        {},
+        RequestFacts(),
     )
 
 

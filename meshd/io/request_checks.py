@@ -19,12 +19,12 @@ def content_length_of(head: RequestHead) -> int | None:
 
 def check_endpoint_head(endpoint: Endpoint, head: RequestHead, max_body_bytes: int) -> None:
     """Raise MeshError for the first check that fails: encoding, type, length, expectation."""
-    has_passed = head.derived.get("checked for") == endpoint.number  # a head like this, but for its length
+    has_passed = head.facts.checked_for == endpoint.number  # a head like this, but for its length
     if endpoint.has_prepare_job and not has_passed:
         _check_media(head)
     check_length_and_expectation(head, max_body_bytes)
     if not has_passed:
-        head.derived["checked for"] = endpoint.number
+        head.facts.checked_for = endpoint.number
 
 
 def _check_media(head: RequestHead) -> None:

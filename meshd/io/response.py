@@ -13,9 +13,8 @@ from meshd.io.upstream import UpstreamConnection
 
 def downstream_framing(head: RequestHead, response: ResponseHead) -> tuple[str, str]:
     """Return the kind of framing towards the client (RFC 9112 §6.3), and its header line."""
-    length = response.content_length
-    if length is not None:
-        return ("length" if response.has_body else "none"), f"content-length: {length}\r\n"
+    if response.content_length is not None:
+        return ("length" if response.has_body else "none"), response.length_line
     if not response.has_body:
         return "none", ""
     if head.is_http11:

@@ -50,6 +50,9 @@ class _Room:
     def __init__(self, size: int) -> None:
         self.body = memoryview(bytearray(size))
 
+    def fill(self, data: bytes) -> None:
+        self.body[: len(data)] = data
+
     def grow(self, body_bytes: int) -> bool:
         self.body = memoryview(bytearray(self.body).ljust(body_bytes, b"\0"))
         return True

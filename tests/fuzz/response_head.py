@@ -135,9 +135,7 @@ def _relay(head: ResponseHead) -> None:
     framing = f"content-length: {length}\r\n" if length is not None else "transfer-encoding: chunked\r\n"
     if head.status == 204:
         framing = ""
-    sent = downstream_head(
-        head, request_id="req-0", date=b"D", framing=framing, closes=False, upstream_authority="u:1"
-    )
+    sent = downstream_head(head, request_id="req-0", framing=framing, closes=False, upstream_authority="u:1")
     assert find_head_end(sent) == len(sent)
     client = h11.Connection(h11.CLIENT)
     client.send(h11.Request(method="GET", target="/", headers=[("host", "h")]))

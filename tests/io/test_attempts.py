@@ -152,7 +152,7 @@ class Scene:
         )
         endpoint = EndpointRegistry(["/score"]).find(method, path).endpoint
         self.record.bytes_in = len(BODY)
-        room: Any = SimpleNamespace(body=memoryview(BODY))
+        room: Any = SimpleNamespace(content=lambda length: BODY[:length])
         io: Any = self
         self.attempts = Attempts(io, self, head, endpoint, RoutingView("m1", **view), room)
         response = await self.attempts.run()

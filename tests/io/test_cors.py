@@ -124,7 +124,7 @@ def test_our_rules_take_the_place_of_the_upstreams() -> None:
     response = parse_response_head(RESPONSE, "POST")
     relayed = cors.relayed(request, response)
     written = downstream_head(
-        relayed, request_id="r", date=b"now", framing="content-length: 2\r\n", closes=False,
+        relayed, request_id="r", framing="content-length: 2\r\n", closes=False,
         upstream_authority="u", extra=cors.response_fields(request),
     ).decode()  # fmt: skip
     assert written.lower().count("access-control-allow-origin") == 1

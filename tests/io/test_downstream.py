@@ -36,6 +36,9 @@ class Room:
         self.body = memoryview(bytearray(size))
         self.growth = growth
 
+    def fill(self, data: bytes) -> None:
+        self.body[: len(data)] = data
+
     def grow(self, body_bytes: int) -> bool:
         if body_bytes > self.growth:
             return False

@@ -25,6 +25,7 @@ from meshd.io.http1 import RequestHead, ResponseHead, parse_request_head, parse_
 from tests.fakes.transport import FakeClock
 
 DATE = b"Sat, 03 Oct 2026 09:12:44 GMT"
+DATE_LINE = f"date: {DATE.decode()}\r\n"
 Fields = list[tuple[bytes, bytes]]
 
 
@@ -63,10 +64,10 @@ def towards_upstream(head: RequestHead, **changes: Any) -> tuple[h11.Request, Fi
 def towards_client(answer: ResponseHead, method: str = "GET", **changes: Any) -> tuple[h11.Response, Fields]:
     options: dict[str, Any] = {
         "request_id": "req-1",
-        "date": DATE,
         "framing": "content-length: 2\r\n",
         "closes": False,
         "upstream_authority": "up:8000",
+        "date": "" if answer.is_dated else DATE_LINE,
     } | changes
     return read_response(downstream_head(answer, **options), method)
 
@@ -419,3 +420,15 @@ def test_date_is_made_once_a_second_in_the_form_of_http():
     assert date.value() is first
     clock.advance(0.2)
     assert date.value() == b"Fri, 02 Oct 2026 09:12:45 GMT"
+
+
+def test_date_line_changes_with_the_second_of_the_wall_clock_by_any_even_clock():
+    wall = FakeClock(1_790_932_364.75)
+    date = HttpDate(wall)
+    first = date.line(50.0)
+    assert first == "date: Fri, 02 Oct 2026 09:12:44 GMT\r\n"
+    wall.advance(0.2)
+    assert date.line(50.2) is first
+    wall.advance(0.1)
+    assert date.line(50.3) == "date: Fri, 02 Oct 2026 09:12:45 GMT\r\n"
+    assert date.line(49.0) == date.line(50.3), "of a moment before: the newest there is"

@@ -35,6 +35,9 @@ class Room:
     def __init__(self, size: int) -> None:
         self.body = memoryview(bytearray(b"\xff" * size))
 
+    def fill(self, data: bytes) -> None:
+        self.body[: len(data)] = data
+
     def grow(self, body_bytes: int) -> bool:
         return False
 
