@@ -27,5 +27,7 @@ def prefix_key(token_ids: bytes) -> int:
 
 
 def key_position(key: int) -> int:
-    """Return where a key lies on the hash ring: blake3 over its 16 lower-case hex digits."""
+    """Return where a key lies on the hash ring: blake3 over its 16 lower-case hex digits; 0 for no ids."""
+    if not key:
+        return 0
     return int.from_bytes(blake3(b"%016x" % key).digest(length=8), "little")

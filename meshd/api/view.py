@@ -35,7 +35,8 @@ class RoutingView:
     ``model``: empty if the body names none. ``batch_size``: at most 2³²−1. ``token_ids``: the first ids
     of the prompt packed as u32 little-endian, empty when not asked for or when the prompt is empty.
     ``prefix_key``: xxh3_64 of ``token_ids``, 0 without them; ``key_position``: its place on the hash
-    ring. ``text_bytes``: UTF-8 length of the routing text up to 524288, 0 when text was not asked for.
+    ring, 0 without them. An I/O process gets that alone. ``text_bytes``: UTF-8 length of the routing
+    text up to 524288, 0 when text was not asked for.
     ``block_keys``: its keys in the prefix index, packed u64 (block_keys.py).
     ``rank_free``: the body without its ``data_parallel_rank``, see ``rank_body``; ``None`` if not asked for.
     ``stage_ns``: what the job spent, known to the worker that ran it alone (codec.py).
@@ -115,6 +116,20 @@ class RoutingView:
             self.rank_free,
             self.block_keys,
             session_key,
+        )
+
+    def with_keys(self, key_position: int, text_bytes: int, block_keys: bytes) -> RoutingView:
+        """Return a view of the same facts for a prompt with these keys."""
+        return RoutingView(
+            self.model,
+            self.wants_stream,
+            self.batch_size,
+            self.wants_logprobs,
+            self.has_state,
+            self.creates_state,
+            key_position=key_position,
+            text_bytes=text_bytes,
+            block_keys=block_keys,
         )
 
     def __eq__(self, other: object) -> bool:

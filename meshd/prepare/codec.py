@@ -3,32 +3,31 @@
     0            8            16           24           32           40
     ┌────────────┬────────────┬────────────┬────────────┬────────────┐
     │ json_parse │ template   │ encode     │ view       │ decode     │ stage times, ns, u64 each
-    ├────────┬──────┬───────┬─┴──────┬─────┴──────┬─────┴──────┬─────┘
-    │ check  │ kind │ flags │ pieces │ name       │ batch_size │         40 … 56
-    │ u32    │ u8   │ u8    │ u16    │ u32        │ u32        │
-    ├────────┴──────┴───────┴────────┴────────────┴────────────┤
-    │ name bytes: model                                        │         a *plain* view ends here
-    └──────────────────────────────────────────────────────────┘
-    any other result, from 56 on
-    ┌────────┬───────────┬────────────────┬──────────────────┬────────────────┐
-    │ tail   │ key bytes │ prefix_key u64 │ key_position u64 │ text_bytes u64 │     56 … 88
-    │ u32    │ u32       │                │                  │                │
-    ├────────┴───────────┴────────────────┴──────────────────┴────────────────┤
-    │ name bytes: model, or error code │ tail bytes: ids, answer, or message   │
-    ├─────────────────────────────────────────────────────────────────────────┤
-    │ rank-free body: start u64 │ end u64 of each piece that stays             │
-    ├─────────────────────────────────────────────────────────────────────────┤
-    │ block keys: u64 each                                                     │
-    └─────────────────────────────────────────────────────────────────────────┘
+    ├────────────┴─┬──────────┴─┬────────┬─┴──────┬─────┴────────────┘
+    │ key_position │ text_bytes │ name   │ tail   │                      40 … 64
+    │ u64          │ u64        │ u32    │ u32    │
+    ├────────┬──────┬───────┬───┴────┬───┴────────┤
+    │ check  │ kind │ flags │ pieces │ batch_size │                      64 … 76
+    │ u32    │ u8   │ u8    │ u16    │ u32        │
+    ├────────┴──────┴───────┴────────┴────────────┤
+    │ name bytes: model, or error code            │
+    ├─────────────────────────────────────────────┤
+    │ tail bytes: answer, or message; of a view   │
+    │   rank-free body: start u64 │ end u64       │
+    │   of each piece that stays, then            │
+    │   block keys: u64 each                      │
+    └─────────────────────────────────────────────┘
 
 Everything is little-endian. The record has no length: its reader is told one, and all the parts together
 must have it. ``pieces`` is one more than there are, and 0 for a view that was not asked for them. Token ids
-and keys stay packed: an I/O process hands them on and never walks the ids.
+and their key stay with the worker: what is asked of them is their place on the hash ring. Block keys stay
+packed: an I/O process hands them on.
 
-A plain view is one that has nothing after ``batch_size`` but the name. All requests of a client that asks
-one model for one thing have the same one, byte for byte from 40 on, so `Results` knows it by its bytes:
-decoding one took 16,000 instructions of a compiled build, looking it up takes 1,600. The times, which differ,
-stay packed until they are counted.
+What stands from ``check`` to the end of the name are the *facts* of a view, and a *plain* view is nothing
+else. All requests of a client that asks one model for one thing have the same ones, so `Results` knows a view
+by their bytes: decoding one took 16,000 instructions of a compiled build, looking it up takes 1,600. A
+*keyed* view also has its place on the ring or its text, which differ: it is made from one of equal facts. The
+times, which differ too, stay packed until they are counted.
 
 An answer, which can be megabytes, is not copied out; one that does not fit is left out, and its record has
 in ``text_bytes`` the length of the view area that it needs.
@@ -44,11 +43,12 @@ from meshd.api.view import NO_STAGES, RoutingView, StageTimes
 from meshd.errors import CODES, MeshError
 from meshd.slab import BodySlab
 
-_CHECK: Final = 0x4D565735  # "MVW5": magic and version of this layout in one word
+_CHECK: Final = 0x4D565736  # "MVW6": magic and version of this layout in one word
 _PLAIN: Final = 1
-_VIEW: Final = 2
-_REFUSAL: Final = 3
-_ANSWER: Final = 4
+_KEYED: Final = 2
+_RANKED: Final = 3  # a view with ``rank_free``, whatever else it has
+_REFUSAL: Final = 4
+_ANSWER: Final = 5
 _STREAM: Final = 1
 _LOGPROBS: Final = 2
 _HAS_STATE: Final = 4
@@ -58,15 +58,16 @@ _U32_MAX: Final = 0xFFFF_FFFF
 _PIECE_BYTES: Final = 16
 
 _TIMES: Final = struct.Struct("<5Q")
-_PLAIN_HEAD: Final = struct.Struct("<5QIBBHII")
-_HEAD: Final = struct.Struct("<5QIBBHIIIIQQQ")
-_FACTS: Final = struct.Struct("<IBBHII")
-_REST: Final = struct.Struct("<IIQQQ")
+_KEYS: Final = struct.Struct("<QQII")
+_HEAD: Final = struct.Struct("<5QQQIIIBBHI")
+_FACTS: Final = struct.Struct("<IBBHI")
 TIMES_BYTES: Final = _TIMES.size
-PLAIN_HEAD_BYTES: Final = _PLAIN_HEAD.size
+FACTS_AT: Final = TIMES_BYTES + _KEYS.size
 HEAD_BYTES: Final = _HEAD.size
 
-_KEPT_BYTES: Final = 256  # of a view that is kept: the longest names, which strangers choose, are not
+_KIND_AT: Final = FACTS_AT + 4
+_COPIED_BYTES: Final = 8192  # the longest record that is copied out as a whole; a view has 5 KiB and a name
+_KEPT_BYTES: Final = 256  # of facts that are kept: the longest names, which strangers choose, are not
 _KEPT_VIEWS: Final = 256
 
 
@@ -93,15 +94,20 @@ def encode_view(view: RoutingView, out: memoryview) -> int:
         | (_HAS_STATE if view.has_state else 0)
         | (_CREATES_STATE if view.creates_state else 0)
     )
-    rank_free = view.rank_free
-    if rank_free is not None or view.text_bytes or view.prefix_key or view.key_position:
-        return _encode_full(view, model, flags, out)
-    if view.token_ids or view.block_keys:
-        return _encode_full(view, model, flags, out)
-    length = PLAIN_HEAD_BYTES + len(model)
+    rank_free, block_keys = view.rank_free, view.block_keys
+    names_end = keys_at = HEAD_BYTES + len(model)
+    kind = _PLAIN
+    pieces = 0
+    if rank_free is not None:
+        kind = _RANKED
+        keys_at += len(rank_free) * 8
+        pieces = 1 + len(rank_free) // 2
+    elif block_keys or view.key_position or view.text_bytes:
+        kind = _KEYED
+    length = keys_at + len(block_keys)
     _check_room(length, out)
     json_parse, template, encode, facts, decode = view.stage_ns
-    _PLAIN_HEAD.pack_into(
+    _HEAD.pack_into(
         out,
         0,
         json_parse,
@@ -109,48 +115,21 @@ def encode_view(view: RoutingView, out: memoryview) -> int:
         encode,
         facts,
         decode,
-        _CHECK,
-        _PLAIN,
-        flags,
-        0,
-        len(model),
-        min(view.batch_size, _U32_MAX),
-    )
-    out[PLAIN_HEAD_BYTES:length] = model
-    return length
-
-
-def _encode_full(view: RoutingView, model: bytes, flags: int, out: memoryview) -> int:
-    token_ids, rank_free, block_keys = view.token_ids, view.rank_free, view.block_keys
-    names_end = HEAD_BYTES + len(model)
-    ids_end = pieces_end = names_end + len(token_ids)
-    if rank_free:
-        pieces_end += len(rank_free) * 8
-    length = pieces_end + len(block_keys)
-    _check_room(length, out)
-    _HEAD.pack_into(
-        out,
-        0,
-        *view.stage_ns,
-        _CHECK,
-        _VIEW,
-        flags,
-        0 if rank_free is None else 1 + len(rank_free) // 2,
-        len(model),
-        min(view.batch_size, _U32_MAX),
-        len(token_ids),
-        len(block_keys),
-        view.prefix_key,
         view.key_position,
         view.text_bytes,
+        len(model),
+        length - names_end,
+        _CHECK,
+        kind,
+        flags,
+        pieces,
+        min(view.batch_size, _U32_MAX),
     )
     out[HEAD_BYTES:names_end] = model
-    if token_ids:
-        out[names_end:ids_end] = token_ids
     if rank_free:
-        struct.pack_into(f"<{len(rank_free)}Q", out, ids_end, *rank_free)
+        struct.pack_into(f"<{len(rank_free)}Q", out, names_end, *rank_free)
     if block_keys:
-        out[pieces_end:length] = block_keys
+        out[keys_at:length] = block_keys
     return length
 
 
@@ -165,7 +144,7 @@ def encode_refusal(code: str, message: str, out: memoryview, stages: StageTimes 
     names_end = HEAD_BYTES + len(name)
     text = message.encode(errors="replace")[: len(out) - names_end]
     length = names_end + len(text)
-    _HEAD.pack_into(out, 0, *stages, _CHECK, _REFUSAL, 0, 0, len(name), 0, len(text), 0, 0, 0, 0)
+    _HEAD.pack_into(out, 0, *stages, 0, 0, len(name), len(text), _CHECK, _REFUSAL, 0, 0, 0)
     out[HEAD_BYTES:names_end] = name
     out[names_end:length] = text
     return length
@@ -184,7 +163,7 @@ def encode_answer(model: str, body: bytes, stages: StageTimes, out: memoryview) 
         if length > len(out):
             raise ViewTooLarge(f"an answer of {needed} bytes does not fit {len(out)}")
     tail = length - names_end
-    _HEAD.pack_into(out, 0, *stages, _CHECK, _ANSWER, 0, 0, len(name), 0, tail, 0, 0, 0, needed)
+    _HEAD.pack_into(out, 0, *stages, 0, needed, len(name), tail, _CHECK, _ANSWER, 0, 0, 0)
     out[HEAD_BYTES:names_end] = name
     if tail:
         out[names_end:length] = body
@@ -197,7 +176,7 @@ def encode_answer(model: str, body: bytes, stages: StageTimes, out: memoryview) 
 class Results:
     """Reads the results in the slab of one I/O process, and keeps the stage times that stand in them.
 
-    The views that it returns are shared by all requests of equal facts, and never changed.
+    A plain view is shared by all requests of equal facts; none is ever changed.
     """
 
     __slots__ = ("_known", "_memory", "_timed")
@@ -212,23 +191,44 @@ class Results:
 
         Nothing returned points into it. Raises ``CodecFault`` for what is no result.
         """
-        if length > _KEPT_BYTES:
+        if length > _COPIED_BYTES or length < HEAD_BYTES:
             result = decode_result(area[:length])
             self._timed.append(self._memory[offset : offset + TIMES_BYTES])
             return result
         record: bytes = self._memory[offset : offset + length]
-        facts = record[TIMES_BYTES:]
+        if record[_KIND_AT] == _KEYED:
+            return self._read_keyed(record)
+        facts = record[FACTS_AT:]
         view = self._known.get(facts)
         if view is not None:
             self._timed.append(record)
             return view
-        result = decode_result(area[:length])
-        self._timed.append(record)
-        if facts[4] == _PLAIN and isinstance(result, RoutingView):
+        result = decode_result(memoryview(record))
+        self._timed.append(record[:TIMES_BYTES])
+        if record[_KIND_AT] == _PLAIN and isinstance(result, RoutingView):
+            self._keep(facts, result)
+        return result
+
+    def _read_keyed(self, record: bytes) -> RoutingView | Answer | MeshError:
+        keys: tuple[int, int, int, int] = _KEYS.unpack_from(record, TIMES_BYTES)
+        key_position, text_bytes, name_bytes, key_bytes = keys
+        names_end = HEAD_BYTES + name_bytes
+        facts = record[FACTS_AT:names_end]
+        known = self._known.get(facts)
+        if known is None or names_end + key_bytes != len(record) or key_bytes % 8:
+            result = decode_result(memoryview(record))
+            if isinstance(result, RoutingView):
+                self._keep(facts, result)
+        else:
+            result = known.with_keys(key_position, text_bytes, record[names_end:])
+        self._timed.append(record[:TIMES_BYTES])
+        return result
+
+    def _keep(self, facts: bytes, view: RoutingView) -> None:
+        if len(facts) <= _KEPT_BYTES:
             if len(self._known) >= _KEPT_VIEWS:
                 self._known.clear()  # names come from strangers
-            self._known[facts] = result
-        return result
+            self._known[facts] = view
 
     def take_seconds(self) -> list[tuple[str, list[float]]]:
         """Return each stage that ran, with the seconds that it took in the jobs read since the last call."""
@@ -252,45 +252,29 @@ def decode_result(data: memoryview) -> RoutingView | Answer | MeshError:
 
     Raises ``CodecFault`` for anything that the encoders above do not write.
     """
-    if len(data) < PLAIN_HEAD_BYTES:
-        raise CodecFault(f"a result of {len(data)} bytes is shorter than its head")
-    head: tuple[int, int, int, int, int, int] = _FACTS.unpack_from(data, TIMES_BYTES)
-    check, kind, flags, pieces, name_bytes, batch_size = head
-    if check != _CHECK or flags > _ALL_FLAGS:
-        raise CodecFault(f"the head of a result of {len(data)} bytes is not one of this layout")
-    if kind != _PLAIN:
-        return _decode_full(data, kind, flags, pieces, name_bytes, batch_size)
-    if PLAIN_HEAD_BYTES + name_bytes != len(data) or pieces:
-        raise CodecFault(f"a plain view of {len(data)} bytes is not one of this layout")
-    return _view_of_flags(_name(data[PLAIN_HEAD_BYTES:]), flags, batch_size)
-
-
-def _decode_full(
-    data: memoryview, kind: int, flags: int, pieces: int, name_bytes: int, batch_size: int
-) -> RoutingView | Answer | MeshError:
     length = len(data)
     if length < HEAD_BYTES:
         raise CodecFault(f"a result of {length} bytes is shorter than its head")
-    rest: tuple[int, int, int, int, int] = _REST.unpack_from(data, PLAIN_HEAD_BYTES)
-    tail_bytes, key_bytes, prefix_key, key_position, text_bytes = rest
+    keys: tuple[int, int, int, int] = _KEYS.unpack_from(data, TIMES_BYTES)
+    key_position, text_bytes, name_bytes, tail_bytes = keys
+    facts: tuple[int, int, int, int, int] = _FACTS.unpack_from(data, FACTS_AT)
+    check, kind, flags, pieces, batch_size = facts
     names_end = HEAD_BYTES + name_bytes
-    tail_end = names_end + tail_bytes
-    pieces_end = tail_end + (pieces - 1) * _PIECE_BYTES if pieces else tail_end
-    if pieces_end + key_bytes != length:
+    if check != _CHECK or flags > _ALL_FLAGS or names_end + tail_bytes != length:
         raise CodecFault(f"the head of a result of {length} bytes is not one of this layout")
     name = _name(data[HEAD_BYTES:names_end])
-    if kind == _VIEW and tail_bytes % 4 == 0 and key_bytes % 8 == 0:
-        view = _view_of_flags(name, flags, batch_size)
-        view.prefix_key, view.key_position, view.text_bytes = prefix_key, key_position, text_bytes
-        if tail_bytes:
-            view.token_ids = bytes(data[names_end:tail_end])
-        if pieces:
-            view.rank_free = struct.unpack_from(f"<{2 * (pieces - 1)}Q", data, tail_end)
-        if key_bytes:
-            view.block_keys = bytes(data[pieces_end:])
-        return view
+    is_plain = not (key_position or text_bytes or tail_bytes or pieces)
+    if (kind == _PLAIN and is_plain) or (kind == _KEYED and not pieces) or (kind == _RANKED and pieces):
+        keys_at = names_end + (pieces - 1) * _PIECE_BYTES if pieces else names_end
+        if keys_at <= length and (length - keys_at) % 8 == 0:
+            view = _view_of_flags(name, flags, batch_size)
+            view.key_position, view.text_bytes = key_position, text_bytes
+            view.block_keys = bytes(data[keys_at:])
+            if pieces:
+                view.rank_free = struct.unpack_from(f"<{2 * (pieces - 1)}Q", data, names_end)
+            return view
     if kind == _REFUSAL and not pieces and name in CODES:
-        return MeshError(name, str(data[names_end:length], "utf-8", "ignore"))
+        return MeshError(name, str(data[names_end:], "utf-8", "ignore"))
     if kind == _ANSWER and not pieces and (text_bytes == length or (text_bytes > length and not tail_bytes)):
         return Answer(name, names_end, tail_bytes, text_bytes)
     raise CodecFault(f"a result of kind {kind} is not one of this layout")

@@ -18,8 +18,8 @@ def test_keys_and_positions_equal_the_published_vectors(ids, key, position):
     assert key_position(key) == position
 
 
-def test_no_ids_have_no_key():
-    assert prefix_key(pack_token_ids([])) == 0
+def test_no_ids_have_no_key_and_no_place():
+    assert prefix_key(pack_token_ids([])) == key_position(0) == 0
 
 
 def test_ids_are_packed_little_endian():

@@ -10,7 +10,6 @@ from meshd.errors import CODES, MeshError
 from meshd.memory import Segment
 from meshd.prepare.codec import (
     HEAD_BYTES,
-    PLAIN_HEAD_BYTES,
     TIMES_BYTES,
     CodecFault,
     Results,
@@ -32,10 +31,8 @@ VIEWS = st.builds(
     wants_logprobs=st.booleans(),
     has_state=st.booleans(),
     creates_state=st.booleans(),
-    token_ids=st.lists(st.binary(min_size=4, max_size=4), max_size=300).map(b"".join),
-    prefix_key=U64,
-    key_position=U64,
-    text_bytes=U64,
+    key_position=st.just(0) | U64,
+    text_bytes=st.just(0) | U64,
     rank_free=st.none() | st.lists(st.tuples(U64, U64), max_size=32).map(lambda pairs: sum(pairs, ())),
     block_keys=st.lists(st.binary(min_size=8, max_size=8), max_size=100).map(b"".join),
 )
@@ -75,9 +72,15 @@ def test_a_view_and_its_stage_times_survive_the_round_trip(view, times):
     assert times_of(out) == seconds(times)
 
 
+def test_token_ids_and_their_key_stay_with_the_worker():
+    out = area()
+    view = RoutingView("m1", token_ids=b"\1\0\0\0" * 256, prefix_key=5, key_position=6)
+    assert decode_result(out[: encode_view(view, out)]) == RoutingView("m1", key_position=6)
+
+
 @given(PLAIN_VIEWS)
 def test_a_plain_view_ends_with_the_name_of_its_model(view):
-    assert encode_view(view, area()) == PLAIN_HEAD_BYTES + len(view.model.encode())
+    assert encode_view(view, area()) == HEAD_BYTES + len(view.model.encode())
 
 
 @given(st.sampled_from(sorted(CODES)), st.text())
@@ -91,17 +94,17 @@ def test_a_refusal_survives_the_round_trip(code, message):
 
 
 def test_a_view_that_does_not_fit_leaves_the_area_as_it_was():
-    view = RoutingView("m" * 10, token_ids=b"\1\0\0\0" * 4, rank_free=(0, 9))
+    view = RoutingView("m" * 10, block_keys=b"12345678" * 2, rank_free=(0, 9))
     out = area(HEAD_BYTES + 41)
     with pytest.raises(ViewTooLarge):
         encode_view(view, out)
     assert set(out) == {0xAA}
     assert encode_view(view, area(HEAD_BYTES + 42)) == HEAD_BYTES + 42
-    out = area(PLAIN_HEAD_BYTES + 9)
+    out = area(HEAD_BYTES + 9)
     with pytest.raises(ViewTooLarge):
         encode_view(RoutingView("m" * 10), out)
     assert set(out) == {0xAA}
-    assert encode_view(RoutingView("m" * 10), area(PLAIN_HEAD_BYTES + 10)) == PLAIN_HEAD_BYTES + 10
+    assert encode_view(RoutingView("m" * 10), area(HEAD_BYTES + 10)) == HEAD_BYTES + 10
 
 
 def test_a_refusal_always_fits_by_cutting_its_message():
@@ -152,11 +155,11 @@ def test_a_batch_beyond_32_bits_is_recorded_as_the_largest_count():
 
 def test_a_decoded_view_owns_its_bytes():
     out = area()
-    length = encode_view(RoutingView("m1", token_ids=b"\1\2\3\4"), out)
+    length = encode_view(RoutingView("m1", block_keys=b"\1\2\3\4" * 2), out)
     view = decode_result(out[:length])
     out[:] = bytes(len(out))
     assert isinstance(view, RoutingView)
-    assert (view.model, view.token_ids) == ("m1", b"\1\2\3\4")
+    assert (view.model, view.block_keys) == ("m1", b"\1\2\3\4" * 2)
 
 
 @given(st.binary(max_size=200))
@@ -175,17 +178,19 @@ def test_a_cut_or_overlong_record_is_a_fault_of_the_layout(view, data):
 
 
 @pytest.mark.parametrize(
-    ("offset", "value"), [(40, 0), (44, 9), (45, 16), (46, 2), (48, 200), (56, 3), (60, 8)]
+    ("offset", "value"), [(56, 1), (57, 1), (60, 9), (64, 0), (68, 0), (69, 16), (70, 1), (70, 3), (71, 1)]
 )
 def test_a_wrong_word_in_the_head_is_a_fault_of_the_layout(offset, value):
     out = area()
-    length = encode_view(RoutingView("m1", token_ids=b"\1\0\0\0"), out)
+    length = encode_view(RoutingView("m1", text_bytes=9, block_keys=b"12345678"), out)
     out[offset] = value
     with pytest.raises(CodecFault):
         decode_result(out[:length])
 
 
-@pytest.mark.parametrize(("offset", "value"), [(40, 0), (44, 9), (45, 16), (46, 1), (48, 3), (56, 0xFF)])
+@pytest.mark.parametrize(
+    ("offset", "value"), [(40, 1), (48, 1), (56, 3), (60, 1), (64, 0), (68, 9), (69, 16), (70, 1), (76, 0xFF)]
+)
 def test_a_wrong_byte_of_a_plain_view_is_a_fault_of_the_layout(offset, value):
     out = area()
     length = encode_view(RoutingView("m1"), out)
@@ -229,8 +234,26 @@ def test_requests_of_the_same_facts_share_one_view_whatever_time_they_took():
     first = reader.read(RoutingView("m1", True, stage_ns=StageTimes(1, 2)))
     assert reader.read(RoutingView("m1", True, stage_ns=StageTimes(3, 4))) is first
     assert reader.read(RoutingView("m1", False)) is not first
-    keyed = RoutingView("m1", text_bytes=9, block_keys=b"12345678")
-    assert reader.read(keyed) == keyed and reader.read(keyed) is not reader.read(keyed)
+
+
+def test_a_view_with_keys_is_one_of_its_own():
+    reader = Reader()
+    for number in range(1, 1000):
+        keyed = RoutingView("m1", text_bytes=9, block_keys=b"%08d" % number * (number % 9))
+        placed = RoutingView("m1", key_position=number)
+        assert (reader.read(keyed), reader.read(placed)) == (keyed, placed)
+        assert reader.read(keyed) is not reader.read(keyed)
+    assert len(reader.results._known) == 1
+
+
+def test_a_view_with_keys_of_another_length_than_it_says_is_a_fault_also_when_its_facts_are_known():
+    reader = Reader()
+    view = RoutingView("m1", text_bytes=9, block_keys=b"12345678" * 3)
+    assert reader.read(view) == view
+    length = encode_view(view, reader.slot.view)
+    for wrong in (length - 8, length - 1, length + 1, length + 8):
+        with pytest.raises(CodecFault):
+            reader.results.read(reader.slot.view_offset, reader.slot.view, wrong)
 
 
 def test_names_that_strangers_choose_do_not_pile_up():
@@ -244,12 +267,12 @@ def test_names_that_strangers_choose_do_not_pile_up():
 
 def test_a_record_that_is_none_is_a_fault_for_the_reader_too():
     reader = Reader()
-    for length in (0, 10, 41, 57, 300):
+    for length in (0, 10, 41, 77, 300, 9000):
         with pytest.raises(CodecFault):
             reader.results.read(reader.slot.view_offset, reader.slot.view, length)
     reader.read(RoutingView("m1"))
     with pytest.raises(CodecFault):  # shorter or longer than what is known
-        reader.results.read(reader.slot.view_offset, reader.slot.view, PLAIN_HEAD_BYTES + 1)
+        reader.results.read(reader.slot.view_offset, reader.slot.view, HEAD_BYTES + 1)
 
 
 def test_stages_that_did_not_run_are_no_times_of_theirs():

@@ -29,7 +29,7 @@ class PrefixHash:
 
     def pick(self, candidates: Candidates, view: RoutingView, loads: Loads) -> Pick:
         """Pick one; none for a view without token ids."""
-        if not view.token_ids:
+        if not view.key_position:
             return Pick(None, "no_tokens", fallback="no_tokens")
         if not candidates:
             return Pick(None, "no_healthy_workers")
