@@ -30,6 +30,7 @@ class Registry:
     __slots__ = (
         "_any_model",
         "_by_model",
+        "_earlier_ring",
         "_ring",
         "by_url",
         "cut",
@@ -56,15 +57,19 @@ class Registry:
             raise ValueError("two upstreams have one url or one number")
         self._any_model = tuple(u for u in self.upstreams if u.serves_any_model)
         self._by_model = self._index_models()
-        self._ring: HashRing | None = None if previous is None else previous._ring
+        self._ring: HashRing | None = None
+        self._earlier_ring = None if previous is None else previous._ring or previous._earlier_ring
 
     @property
     def ring(self) -> HashRing:
         """The hash ring of all upstreams; the first use of a generation may build it."""
         ring = self._ring
-        if ring is None or ring.urls != self.by_url.keys():
-            ring = HashRing(self.by_url, ring)
+        if ring is None:
+            ring = self._earlier_ring
+            if ring is None or ring.urls != self.by_url.keys():
+                ring = HashRing(self.by_url, ring)
             self._ring = ring
+            self._earlier_ring = None
         return ring
 
     def serving(self, model: str) -> tuple[Upstream, ...]:
