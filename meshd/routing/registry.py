@@ -58,7 +58,9 @@ class Registry:
         self._any_model = tuple(u for u in self.upstreams if u.serves_any_model)
         self._by_model = self._index_models()
         self._ring: HashRing | None = None
-        self._earlier_ring = None if previous is None else previous._ring or previous._earlier_ring
+        self._earlier_ring: HashRing | None = None
+        if previous is not None:
+            self._earlier_ring = previous._ring or previous._earlier_ring
 
     @property
     def ring(self) -> HashRing:
