@@ -21,8 +21,6 @@ from typing import Any, Final
 
 import orjson
 
-INPUT, OUTPUT, CACHE_WRITTEN, CACHE_READ = range(4)
-
 _KEY: Final = b'"usage"'
 _BACKSLASH: Final = 0x5C
 _ZERO: Final = 0x30
@@ -36,26 +34,42 @@ _KEPT_SHAPES: Final = 256
 class Usage:
     """Token counts as the upstream reported them; -1 while unknown. The latest value of each wins."""
 
-    __slots__ = ("counts",)
+    __slots__ = ("_cache_read", "_cache_written", "_input", "_output")
 
     def __init__(self) -> None:
-        self.counts = [-1, -1, 0, 0]
+        self._input = -1
+        self._output = -1
+        self._cache_written = 0
+        self._cache_read = 0
 
     def __repr__(self) -> str:
         return f"Usage(in={self.input_tokens} out={self.output_tokens})"
 
     @property
     def is_known(self) -> bool:
-        return self.counts[INPUT] >= 0 or self.counts[OUTPUT] >= 0
+        return self._input >= 0 or self._output >= 0
 
     @property
     def input_tokens(self) -> int:
-        counts = self.counts
-        return counts[INPUT] + counts[CACHE_WRITTEN] + counts[CACHE_READ] if counts[INPUT] >= 0 else 0
+        return self._input + self._cache_written + self._cache_read if self._input >= 0 else 0
 
     @property
     def output_tokens(self) -> int:
-        return max(0, self.counts[OUTPUT])
+        return self._output if self._output >= 0 else 0
+
+    def counts(self) -> tuple[int, ...]:
+        return self._input, self._output, self._cache_written, self._cache_read
+
+    def set_count(self, index: int, count: int) -> None:
+        """``index``: its place in ``counts``."""
+        if index == 0:
+            self._input = count
+        elif index == 1:
+            self._output = count
+        elif index == 2:
+            self._cache_written = count
+        else:
+            self._cache_read = count
 
     def merge(self, usage: object, is_messages: bool) -> bool:
         """Take the numbers of one usage object; False if it is none, or tells neither input nor output."""
@@ -63,17 +77,16 @@ class Usage:
             return False
         came_in = _number(usage, "prompt_tokens", "input_tokens")
         came_out = _number(usage, "completion_tokens", "output_tokens")
-        counts = self.counts
         if came_in >= 0:
-            counts[INPUT] = came_in
+            self._input = came_in
         if came_out >= 0:
-            counts[OUTPUT] = came_out
+            self._output = came_out
         if is_messages:
             written, read = usage.get("cache_creation_input_tokens"), usage.get("cache_read_input_tokens")
             if type(written) is int and written >= 0:
-                counts[CACHE_WRITTEN] = written
+                self._cache_written = written
             if type(read) is int and read >= 0:
-                counts[CACHE_READ] = read
+                self._cache_read = read
         return came_in >= 0 or came_out >= 0
 
     def merge_payload(self, payload: dict[str, Any], is_messages: bool) -> None:
@@ -164,13 +177,14 @@ class UsageReader:
             tried = self._of_tail(tail[:start] + digits + tail[end:])
             if tried is None:
                 return []
-            moved = [index for index in range(4) if tried.counts[index] != usage.counts[index]]
+            counts = tried.counts()
+            moved = [index for index, count in enumerate(usage.counts()) if count != counts[index]]
             if not moved:
                 continue
-            if len(moved) > 1 or end - start > _MAX_DIGITS or tried.counts[moved[0]] != int(digits):
+            if len(moved) > 1 or end - start > _MAX_DIGITS or counts[moved[0]] != int(digits):
                 return []
             places += (moved[0], start, end)
-        return places if _usage_at(places, tail).counts == usage.counts else []
+        return places if _usage_at(places, tail).counts() == usage.counts() else []
 
 
 def _usage_at(places: list[int], tail: bytes) -> Usage:
@@ -179,7 +193,7 @@ def _usage_at(places: list[int], tail: bytes) -> Usage:
         count = 0
         for at in range(places[place + 1], places[place + 2]):  # compiled, an eighth of int(bytes)
             count = count * 10 + tail[at] - _ZERO
-        usage.counts[places[place]] = count
+        usage.set_count(places[place], count)
     return usage
 
 
