@@ -21,6 +21,14 @@ def pack_token_ids(ids: Iterable[int]) -> bytes:
     return packed.tobytes()
 
 
+def unpack_token_ids(packed: bytes) -> list[int]:
+    """Return the ids of ``pack_token_ids``."""
+    ids = array("I", packed)
+    if sys.byteorder != "little":
+        ids.byteswap()
+    return ids.tolist()
+
+
 def prefix_key(token_ids: bytes) -> int:
     """Return the key of packed ids, already cut to the prefix; 0 stands for no ids."""
     return xxh3_64_intdigest(token_ids) if token_ids else 0

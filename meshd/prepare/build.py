@@ -164,7 +164,7 @@ class ViewBuilder:
             return b""
         count = self._prefix_token_count
         try:
-            return pack_token_ids(tokenizer.encode_head(text, count))
+            return tokenizer.packed_head(text, count)
         except EncodeFailed as error:
             raise MeshError(
                 "invalid_request", "The text of the request cannot be tokenized.", cause=str(error)

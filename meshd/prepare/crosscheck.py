@@ -10,7 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
+from meshd.api.prefix_key import pack_token_ids, unpack_token_ids
 from meshd.prepare.engine_proof import Encode
+from meshd.prepare.packed_engine import packing
 from meshd.prepare.tokenizer_events import ENGINE_ERROR, MATCH, MISMATCH, TokenizerEvents
 
 
@@ -68,6 +70,7 @@ class CheckedEngine:
         source: str,
     ) -> None:
         self._fast = fast
+        self._pack = packing(fast)
         self._reference = reference
         self.switch = switch
         self._crosscheck = crosscheck
@@ -86,6 +89,19 @@ class CheckedEngine:
         if self._crosscheck is not None and self._crosscheck.is_due():
             return self._checked(text, ids)
         return ids
+
+    def pack(self, text: str) -> bytes:
+        """Return the ids of ``text`` packed. Look at ``switch`` afterwards, as for ``encode``."""
+        try:
+            packed = self._pack(text)
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException:
+            self._events.fallback(ENGINE_ERROR)
+            return pack_token_ids(self._reference(text))
+        if self._crosscheck is not None and self._crosscheck.is_due():
+            return pack_token_ids(self._checked(text, unpack_token_ids(packed)))
+        return packed
 
     def _checked(self, text: str, ids: list[int]) -> list[int]:
         expected = self._reference(text)

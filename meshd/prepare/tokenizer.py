@@ -20,13 +20,15 @@ from typing import Any
 
 import tokenizers
 
+from meshd.api.prefix_key import pack_token_ids
 from meshd.prepare.chat_template import ChatTemplate
 from meshd.prepare.conversation_cache import FOR_FAST, FOR_SLOW, ConversationCache
 from meshd.prepare.crosscheck import CheckedEngine, CrossCheck, EngineSwitch, LocalSwitch
 from meshd.prepare.cut_proof import Cuts
 from meshd.prepare.engine_proof import Encode
 from meshd.prepare.model_files import check_tokenizer_file, read_text
-from meshd.prepare.prefix_tokens import head_ids
+from meshd.prepare.packed_engine import PackedEngine
+from meshd.prepare.prefix_tokens import packed_head
 from meshd.prepare.proof_record import NoProofs, Proofs, file_digest
 from meshd.prepare.template_trial import TemplateUnfit, try_template
 from meshd.prepare.tokenizer_events import NoEvents, TokenizerEvents
@@ -157,18 +159,18 @@ class LoadedTokenizer:
                 return ids
         return self._encode_whole(text, self._encode_reference, is_fast=False)
 
-    def encode_head(self, text: str, count: int) -> list[int]:
-        """Return the first ``count`` ids of ``text``: those that open the ids of the whole text.
+    def packed_head(self, text: str, count: int) -> bytes:
+        """Return the first ``count`` ids of ``text``, packed: those that open the ids of the whole text.
 
         Costs what ``count`` costs, not what ``text`` does, where the tokenizer and the text allow it.
         Raises ``EncodeFailed``. Never call it in a leader.
         """
         checked = self._checked
         if checked is not None and not self._switch.is_off:
-            ids = head_ids(text, count, checked.encode, self.may_bound, self._events)
+            packed = packed_head(text, count, checked.pack, self.may_bound, self._events)
             if not self._switch.is_off:
-                return ids
-        return head_ids(text, count, self._encode_reference, self.may_bound, self._events)
+                return packed
+        return packed_head(text, count, self._pack_reference, self.may_bound, self._events)
 
     def decode(self, ids: list[int], skip_special_tokens: bool) -> str:
         """Return the text of ``ids``, always by the reference engine. Raises ``DecodeFailed``."""
@@ -195,6 +197,9 @@ class LoadedTokenizer:
             raise
         except BaseException as error:
             raise EncodeFailed(f"{type(error).__name__} in the tokenizer") from error
+
+    def _pack_reference(self, text: str) -> bytes:
+        return pack_token_ids(self._encode_reference(text))
 
     def __repr__(self) -> str:
         return f"LoadedTokenizer({self.source!r}, engine={self.engine}, cuts={self.cuts})"
@@ -334,7 +339,8 @@ def _load_fast(file: Path) -> tuple[Encode | None, str]:
         raise
     except BaseException as error:
         return None, f"it cannot load the file ({type(error).__name__}: {error})"
-    return encode_with(fast), ""
+    flat = getattr(fast, "encode_batch_flat", None)
+    return encode_with(fast) if flat is None else PackedEngine(flat), ""
 
 
 def _decode_with(reference: tokenizers.Tokenizer) -> Decode:

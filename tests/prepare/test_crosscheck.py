@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 
+from meshd.api.prefix_key import unpack_token_ids
 from meshd.prepare.conversation_cache import FOR_FAST, ConversationCache
 from meshd.prepare.crosscheck import CheckedEngine, CrossCheck, LocalSwitch
 from meshd.prepare.cut_proof import Cuts
@@ -68,17 +69,17 @@ def test_an_engine_that_starts_to_differ_is_caught_switched_off_and_not_asked_ag
     tokenizer, events = at_work(fast, crosscheck=always())
     for _ in range(10):
         assert tokenizer.encode("abc") == [97, 98, 99]
-        assert tokenizer.encode_head("abc", 2) == [97, 98]
+        assert unpack_token_ids(tokenizer.packed_head("abc", 2)) == [97, 98]
     assert fast.calls == 4
     assert events.crosschecks == ["match"] * 3 + ["mismatch"]
     assert events.engines_off == ["model.json"]
     assert tokenizer.engine == "tokenizers"
 
 
-@pytest.mark.parametrize("ask", ["encode", "encode_head"])
+@pytest.mark.parametrize("ask", ["encode", "packed_head"])
 def test_the_sampled_request_uses_the_reference_ids(ask):
     tokenizer, events = at_work(Drifting(), crosscheck=always())
-    ids = tokenizer.encode("abc") if ask == "encode" else tokenizer.encode_head("abc", 2)
+    ids = tokenizer.encode("abc") if ask == "encode" else unpack_token_ids(tokenizer.packed_head("abc", 2))
     assert ids == [97, 98, 99][: len(ids)]
     assert events.crosschecks == ["mismatch"]
 

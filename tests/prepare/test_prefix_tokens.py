@@ -6,7 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshd.prepare.prefix_tokens import head_ids, last_safe_cut, utf8_length, window_end
+from meshd.api.prefix_key import unpack_token_ids
+from meshd.prepare.packed_engine import packing
+from meshd.prepare.prefix_tokens import last_safe_cut, packed_head, utf8_length, window_end
 from tests.fakes.tokenizer_events import RecordedEvents
 
 SAFE_CUT = re.compile(r"(?<=[A-Za-z]) (?=[A-Za-z])")
@@ -26,7 +28,8 @@ class Words:
 
 def head(text: str, count: int, may_cut: bool = True) -> tuple[list[int], Words, RecordedEvents]:
     words, events = Words(), RecordedEvents()
-    return head_ids(text, count, words.encode, may_cut, events), words, events
+    packed = packed_head(text, count, packing(words.encode), may_cut, events)
+    return unpack_token_ids(packed), words, events
 
 
 @given(st.text("ab  é\n."), st.integers(0, 12), st.integers(0, 12))
@@ -78,7 +81,13 @@ def test_a_mebibyte_costs_what_16_kib_cost(count):
 
 def test_the_prefix_ends_with_the_letter_before_the_space():
     _, words, _ = head("one two three four five six seven", 1)
-    assert words.texts == ["one two three"]  # 16 bytes: "one two three fo"
+    assert words.texts == ["one"]  # 6 bytes: "one tw"
+
+
+def test_a_text_of_long_words_is_tried_in_a_longer_window_next():
+    _, words, events = head("one incomprehensibilities two three four five", 2)
+    assert words.texts == ["one", "one incomprehensibilities two"]  # 12 and 32 bytes
+    assert (events.tokenized, events.fallbacks) == (3 + 29, [])
 
 
 def test_the_window_doubles_until_it_has_a_cut():
@@ -134,9 +143,9 @@ def test_without_the_cut_proof_a_long_text_is_tokenized_whole_and_counted():
 
 
 def test_bytes_offered_are_estimated_where_counting_would_cost_the_whole_text():
-    text = "größer als alles zuvor " * 10_000
+    text = "größer als es je war " * 10_000
     events = head(text, 16)[2]
-    assert events.tokenized <= 256
+    assert events.tokenized <= 96
     assert abs(events.offered - len(text.encode())) < 0.05 * len(text)
 
 

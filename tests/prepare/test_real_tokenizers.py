@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 import meshd
+from meshd.api.prefix_key import unpack_token_ids
 from meshd.prepare.conversation_cache import FOR_FAST, FOR_SLOW, ConversationCache
 from meshd.prepare.tokenizer import LoadedTokenizer, WorkerTools, load_tokenizer
 from tests.fakes.texts import texts
@@ -60,7 +61,7 @@ def test_bounded_ids_open_the_ids_of_the_whole_text(model, count):
     @no_deadline
     @given(texts(ADDED, least_bytes=20 * count))
     def check(text: str) -> None:
-        assert model.tokenizer.encode_head(text, count) == model.ids(text)[:count]
+        assert unpack_token_ids(model.tokenizer.packed_head(text, count)) == model.ids(text)[:count]
 
     check()
 
@@ -79,7 +80,7 @@ def test_bounded_ids_with_an_added_token_at_the_cut(model, count):
     def check(token: str, offset: int, left: str, right: str) -> None:
         filling = "the end of a day is one more " * count
         text = filling[: 16 * count + offset] + left + token + right + filling
-        assert model.tokenizer.encode_head(text, count) == model.ids(text)[:count]
+        assert unpack_token_ids(model.tokenizer.packed_head(text, count)) == model.ids(text)[:count]
 
     check()
 
@@ -87,7 +88,7 @@ def test_bounded_ids_with_an_added_token_at_the_cut(model, count):
 def test_runs_without_a_cut_are_right_too(model):
     for run in ("1", " ", "\n", "的", "ก", "=", "a", "\u200d", "👩‍👩‍👧 "):
         text = run * 6000 + " and then some more words"
-        assert model.tokenizer.encode_head(text, 256) == model.ids(text)[:256]
+        assert unpack_token_ids(model.tokenizer.packed_head(text, 256)) == model.ids(text)[:256]
 
 
 def test_a_mebibyte_tokenizes_no_more_than_16_kib_do(model):
@@ -95,7 +96,7 @@ def test_a_mebibyte_tokenizes_no_more_than_16_kib_do(model):
     for size in (16 << 10, 1 << 20):
         model.events.tokenized = 0
         text = ("The tokens that open a prompt decide where it goes. " * (size // 50))[:size]
-        ids = model.tokenizer.encode_head(text, 256)
+        ids = unpack_token_ids(model.tokenizer.packed_head(text, 256))
         assert ids == model.ids(text[:16384])[:256]
         tokenized.append(model.events.tokenized)
     assert tokenized[0] == tokenized[1] <= 4096

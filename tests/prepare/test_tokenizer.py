@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import meshd
+from meshd.api.prefix_key import unpack_token_ids
 from meshd.prepare import tokenizer as module
 from meshd.prepare import tokenizer_proof
 from meshd.prepare.chat_template import ChatRequest
@@ -75,14 +76,14 @@ def test_special_tokens_in_the_text_are_recognised_and_none_are_added():
 def test_the_head_opens_the_ids_of_the_whole_text():
     loaded = load_tokenizer(str(SMALL), "tokenizers")
     text = "Each process writes its own row, and readers sum. " * 20
-    assert loaded.encode_head(text, 16) == loaded.encode(text)[:16]
+    assert unpack_token_ids(loaded.packed_head(text, 16)) == loaded.encode(text)[:16]
 
 
 def test_a_panic_of_the_fast_engine_is_counted_and_the_reference_answers():
     events = RecordedEvents()
     loaded = LoadedTokenizer(by_bytes, panics, tools=WorkerTools(events))
     assert loaded.encode("ab") == [97, 98]
-    assert loaded.encode_head("ab", 1) == [97]
+    assert unpack_token_ids(loaded.packed_head("ab", 1)) == [97]
     assert events.fallbacks == ["engine_error", "engine_error"]
 
 
@@ -117,7 +118,7 @@ def counted(cuts: Cuts, cache: ConversationCache | None = None):
 def test_without_the_proof_nothing_is_cut():
     loaded, seen, events = counted(Cuts(), ConversationCache())
     assert not (loaded.may_bound or loaded.may_reuse)
-    assert loaded.encode_head(WORDS, 4) == by_bytes("the ")
+    assert unpack_token_ids(loaded.packed_head(WORDS, 4)) == by_bytes("the ")
     assert loaded.encode(WORDS) == by_bytes(WORDS)
     assert seen == [WORDS, WORDS]
     assert events.fallbacks == ["no_safe_cut"]
@@ -126,7 +127,7 @@ def test_without_the_proof_nothing_is_cut():
 def test_where_heads_alone_are_proved_whole_texts_are_not_put_together():
     loaded, seen, events = counted(Cuts("", "why not"), ConversationCache())
     assert (loaded.may_bound, loaded.may_reuse) == (True, False)
-    loaded.encode_head(WORDS, 4)
+    loaded.packed_head(WORDS, 4)
     loaded.encode(WORDS)
     assert len(seen[0]) <= 64
     assert seen[1:] == [WORDS]
