@@ -59,8 +59,9 @@ _URL: Final = re.compile(
 MAX_REQUEST_ID_BYTES: Final = 256
 _ID_LETTERS: Final = 24
 _ENTROPY_BYTES: Final = 4096  # drawn at once
-_ALPHABET: Final = b"abcdefghijklmnopqrstuvwxyz234567"  # 32, so that each byte gives one, all alike often
-_TO_ALPHABET: Final = bytes(_ALPHABET[i % 32] for i in range(256))
+_ALPHABET: Final = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789"
+_TO_ALPHABET: Final = bytes(_ALPHABET[i % 62] for i in range(256))
+_BIASED: Final = bytes(range(248, 256))  # 248 = 4 × 62: the rest would favour the first letters
 _REASONS: Final = {int(status): status.phrase.encode() for status in HTTPStatus}
 
 
@@ -97,7 +98,7 @@ class RequestIds:
         at = self._at
         end = at + _ID_LETTERS
         if end > len(self._letters):
-            self._letters = os.urandom(_ENTROPY_BYTES).translate(_TO_ALPHABET).decode("ascii")
+            self._letters = os.urandom(_ENTROPY_BYTES).translate(_TO_ALPHABET, _BIASED).decode("ascii")
             at, end = 0, _ID_LETTERS
         self._at = end
         return prefix + self._letters[at:end]
