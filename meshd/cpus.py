@@ -54,6 +54,11 @@ class CpuPlan:
     groups: tuple[tuple[int, ...], ...]
     warnings: tuple[str, ...] = ()
 
+    @property
+    def cpus(self) -> tuple[int, ...]:
+        """All CPUs of the node."""
+        return tuple(sorted({*self.io_cpus, *self.prepare_cpus}))
+
 
 def plan_cpus(
     available: Collection[int],

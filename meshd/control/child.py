@@ -42,21 +42,28 @@ class ChildLink:
     In a rolling replacement (supervisor/replacement.py) the new process says ``{"t":"loaded"}`` instead of
     ready, and waits for ``{"t":"take_over"}``. The old one hears ``{"t":"hand_over"}`` (controller, leader:
     stop writing and exit 0, leave what lives on to the successor) or ``{"t":"retire","grace_s":…}`` (I/O
-    process: take no new connections, serve the others to their end, then exit 0).
+    process: take no new connections, serve the others to their end, then exit 0). I/O processes of a node that
+    starts say ``loaded`` and wait as well, until the others are ready.
     """
 
-    def __init__(self, fd: int, row: BoardRow) -> None:
+    def __init__(self, fd: int, row: BoardRow, cpus: Iterable[int] = ()) -> None:
         self._socket = socket.socket(fileno=fd)
         self._socket.setblocking(False)
         self._row = row
+        self._cpus = cpus
         self.is_closed = False
 
     @classmethod
     def open(cls, manifest: Manifest, board: ProcessBoard) -> ChildLink:
-        return cls(manifest.fds["link"], board.row(manifest.seat))
+        return cls(manifest.fds["link"], board.row(manifest.seat), manifest.cpus)
 
     def ready(self) -> None:
-        """Enter READY on the board and tell the supervisor."""
+        """Take the CPUs that are meant for this process, enter READY on the board and tell the supervisor.
+
+        Until then it runs where the supervisor does. At the start of a node that is on all CPUs: those for I/O
+        would boot everyone while the others wait for jobs.
+        """
+        pin(self._cpus)
         self._row.beat()
         self._row.state = State.READY
         self.send({"t": "ready"})
@@ -113,7 +120,7 @@ def receive_messages(link: socket.socket) -> tuple[list[dict[str, Any]], bool]:
 
 
 def start_child(argv: Sequence[str]) -> Manifest:
-    """Become a proper child: read the manifest, die with the supervisor, take name and CPUs, ignore signals.
+    """Become a proper child: read the manifest, die with the supervisor, take its name, ignore signals.
 
     ``argv``: the arguments after the module, ``--manifest-fd N``. Raises StartupError if started by hand.
     """
@@ -125,7 +132,6 @@ def start_child(argv: Sequence[str]) -> Manifest:
     die_with_parent(manifest.supervisor_pid)
     ignore_supervisor_signals()
     name_process(manifest.role, manifest.index)
-    pin(manifest.cpus)
     for inherited in manifest.fds.values():
         os.set_inheritable(inherited, False)
     return manifest

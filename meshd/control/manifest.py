@@ -90,7 +90,8 @@ class Manifest:
     """Everything a child is told at birth.
 
     ``index``: number among its role (I/O seat, prepare group). ``seat``: its row on the board.
-    ``settings``: ``Settings.to_dict()``. ``fds``: inherited descriptors by name. ``cpus``: where it may run.
+    ``settings``: ``Settings.to_dict()``. ``fds``: inherited descriptors by name. ``cpus``: where it runs once
+    it is ready.
     ``prepare_cpus``: for a leader, the CPU list of each of its prepare seats, in the order of its group.
     ``takes_over``: another process does this one's work until it is told otherwise (control/child.py).
     """

@@ -38,7 +38,10 @@ _BOOT_LIMIT_NS: Final = 60_000_000_000
 
 
 class Children:
-    """All children of a node. ``on_death`` is called after the board says that a process is gone."""
+    """All children of a node. ``on_death`` is called after the board says that a process is gone.
+
+    ``is_traffic_held``: the first I/O processes load beside the others, and wait for ``let_traffic_in``.
+    """
 
     def __init__(
         self,
@@ -58,6 +61,7 @@ class Children:
         self._on_death = on_death
         self._clock = clock
         self._orphans = orphans
+        self.is_traffic_held = True
 
     def of(self, *roles: Role) -> list[Child]:
         return [child for child in self.all if child.spec.role in roles]
@@ -126,6 +130,11 @@ class Children:
         if not child.is_alive:
             self.all.remove(child)
 
+    def let_traffic_in(self) -> None:
+        """Tell the I/O processes to begin; those that are started later begin by themselves."""
+        self.is_traffic_held = False
+        self.send({"t": "take_over"}, Role.IO)
+
     def _start(self, child: Child) -> None:
         child.started_ns = self._clock()
         child.is_condemned = False
@@ -183,7 +192,7 @@ class Children:
             fds=fds,
             cpus=spec.cpus,
             prepare_cpus=spec.prepare_cpus,
-            takes_over=child.duty is Duty.SUCCESSOR,
+            takes_over=child.duty is Duty.SUCCESSOR or (self.is_traffic_held and spec.role is Role.IO),
         )
 
     def _adopt_plain(self, child: Child, pid: int) -> None:

@@ -212,7 +212,7 @@ def _backend(topology: Topology, plan: CpuPlan, number: int, listener: socket.so
         index=number,
         seat=topology.board_backend(number),
         program=program,
-        cpus=tuple(sorted({*plan.io_cpus, *plan.prepare_cpus})),
+        cpus=plan.cpus,
         fds={"listen": fd},
         has_manifest=False,
     )

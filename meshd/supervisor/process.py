@@ -59,7 +59,7 @@ def run(
     node = build_node(settings, sources)
     for warning in node.warnings:
         log.warning("start", message=warning)
-    pin(node.plan.io_cpus)
+    pin(node.plan.cpus)
     notifier = Notifier(notify_socket, watchdog_usec)
     return supervise(
         node, log, notifier, ConfigurationReload(settings, reload, log), choose_patience(settings, sources)
@@ -158,6 +158,7 @@ class Supervisor:
         self._advance_renewal(now_ns)
         self._advance_shutdown()
         self._children.start_due(self._is_wanted)
+        self._let_traffic_in()
         self._announce_ready()
         self._notifier.watchdog(now_ns)
 
@@ -188,14 +189,15 @@ class Supervisor:
         if child.duty is not Duty.SERVING or child.predecessor is not None:
             return False
         phase = self._shutdown.phase
-        if child.spec.role is not Role.IO:
-            return phase in (Phase.RUNNING, Phase.LINGERING, Phase.DRAINING)
-        if phase not in (Phase.RUNNING, Phase.LINGERING):
-            return False
-        # The first time, traffic waits in the listen queues until there is a registry and a prepare worker.
-        return self._was_ready or all(
-            other.is_ready for other in self._children.all if other.spec.role is not Role.IO
-        )
+        is_wanted = phase in (Phase.RUNNING, Phase.LINGERING)
+        return is_wanted or (phase is Phase.DRAINING and child.spec.role is not Role.IO)
+
+    def _let_traffic_in(self) -> None:
+        """At start, traffic waits in the listen queues until there is a registry and a prepare worker."""
+        if self._children.is_traffic_held and self._shutdown.phase is Phase.RUNNING:
+            others = (child for child in self._children.all if child.spec.role is not Role.IO)
+            if all(other.is_ready for other in others):
+                self._children.let_traffic_in()
 
     def _give_up_on_failed_boots(self) -> None:
         if self._was_ready or self._shutdown.phase is not Phase.RUNNING:
@@ -215,6 +217,7 @@ class Supervisor:
         if self._was_ready or self._shutdown.phase is not Phase.RUNNING or not self._is_everyone_ready():
             return
         self._was_ready = True
+        pin(self._node.plan.io_cpus)  # successors of the children boot there: the other CPUs have jobs now
         self._row.state = State.READY
         settings, topology = self._node.settings, self._node.topology
         traffic, metrics = listening_urls(settings, topology)
@@ -239,7 +242,7 @@ class Supervisor:
         )
 
     def _is_worker_ready(self, seat: int) -> bool:
-        """Look at both seats of a worker: those of a leader that had to renew them early sit in the second."""
+        """Look at both seats of a worker: one that was renewed early sits in the second."""
         topology = self._node.topology
         return any(
             self._board.row(topology.board_prepare(each)).state is State.READY

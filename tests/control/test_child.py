@@ -27,10 +27,14 @@ from meshd.errors import StartupError
 
 REPORT = """
 import json, os, signal, sys
-from meshd.control import start_child
+from meshd.control import ChildLink, ProcessBoard, start_child
 manifest = start_child(sys.argv[1:])
+booted_on = sorted(os.sched_getaffinity(0))
+link = ChildLink.open(manifest, ProcessBoard.attach(manifest.fds["board"]))
+link.ready()
 print(json.dumps({
     "name": open("/proc/self/comm").read().strip(),
+    "booted_on": booted_on,
     "cpus": sorted(os.sched_getaffinity(0)),
     "ignored": [n for n in range(1, 32) if signal.getsignal(n) == signal.SIG_IGN],
     "blocked": sorted(signal.pthread_sigmask(signal.SIG_BLOCK, ())),
@@ -40,7 +44,18 @@ print(json.dumps({
 """
 
 
-def report_of(manifest: Manifest) -> subprocess.CompletedProcess[str]:
+def report_of(supervisor_pid: int = 0, cpus: tuple[int, ...] = ()) -> subprocess.CompletedProcess[str]:
+    board = ProcessBoard.create(1)
+    _, link = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    manifest = Manifest(
+        role=Role.IO,
+        index=3,
+        seat=0,
+        supervisor_pid=supervisor_pid or os.getpid(),
+        topology=Topology.of(1, 1),
+        fds={"board": board.segment.fd, "link": link.fileno()},
+        cpus=cpus,
+    )
     fd = manifest.to_memfd()
     signal.pthread_sigmask(signal.SIG_BLOCK, SUPERVISOR_SIGNALS)
     try:
@@ -55,32 +70,25 @@ def report_of(manifest: Manifest) -> subprocess.CompletedProcess[str]:
         os.close(fd)
 
 
-def manifest_with(supervisor_pid: int, **more: object) -> Manifest:
-    numbers = {"role": Role.IO, "index": 3, "seat": 0} | more
-    return Manifest(supervisor_pid=supervisor_pid, topology=Topology.of(1, 1), **numbers)
-
-
-def test_a_child_takes_its_name_and_cpu_and_ignores_the_signals_of_the_supervisor():
+def test_a_child_takes_its_name_ignores_the_signals_of_the_supervisor_and_is_pinned_when_it_is_ready():
     cpu = max(os.sched_getaffinity(0))
-    board = ProcessBoard.create(1)
-    report = json.loads(
-        report_of(manifest_with(os.getpid(), cpus=(cpu,), fds={"board": board.segment.fd})).stdout
-    )
+    report = json.loads(report_of(cpus=(cpu,)).stdout)
     assert report["name"] == "meshd:io3"
+    assert report["booted_on"] == sorted(os.sched_getaffinity(0))
     assert report["cpus"] == [cpu]
     assert set(SUPERVISOR_SIGNALS) <= set(report["ignored"])
     assert report["blocked"] == []
-    assert report["inheritable"] == [False]
+    assert report["inheritable"] == [False, False]
     assert report["role"] == "io"
 
 
 def test_a_cpu_that_the_kernel_refuses_leaves_the_child_unpinned():
-    report = json.loads(report_of(manifest_with(os.getpid(), cpus=(1023,))).stdout)
+    report = json.loads(report_of(cpus=(1023,)).stdout)
     assert report["cpus"] == sorted(os.sched_getaffinity(0))
 
 
 def test_a_child_whose_supervisor_is_gone_does_not_start():
-    done = report_of(manifest_with(supervisor_pid=1))
+    done = report_of(supervisor_pid=1)
     assert done.returncode != 0
     assert "the parent process ended during start-up" in done.stderr
 

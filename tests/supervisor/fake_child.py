@@ -1,7 +1,8 @@
 """A child that does what a test wants: ``fake_child.py MODE RECORD --manifest-fd N``.
 
 Modes: serve (answers all that ends it), deaf (answers none of it), mute (never beats), crash (ends before
-ready), leader (forks a prepare worker that leaves with it), renewing (the same, in the second seat).
+ready), leader (forks a prepare worker that leaves with it), renewing (the same, in the second seat),
+late (the same as leader, when there is a file ``go``).
 A file ``mode_ROLE`` beside RECORD wins over MODE. RECORD: a file that gets one line an event.
 """
 
@@ -29,7 +30,12 @@ def main(mode: str, record: str, argv: list[str]) -> int:
         if not link.wait_to_take_over():
             return 0
         note(record, f"{manifest.role} take_over")
-    if mode in ("leader", "renewing"):
+    while mode == "late" and not Path(record).with_name("go").exists():
+        board.row(manifest.seat).beat()
+        select.select([link], [], [], 0.02)
+        if any(message["t"] in ("drain", "quit") for message in link.recv()) or link.is_closed:
+            return 0
+    if mode in ("leader", "renewing", "late"):
         first = manifest.topology.groups[manifest.index][0]
         fork_worker(manifest, board, first + (manifest.topology.prepare_workers if mode == "renewing" else 0))
     note(record, f"{manifest.role} ready")

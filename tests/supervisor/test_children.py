@@ -43,6 +43,7 @@ class Family:
         self.children = Children(
             [spec], self.board, topology, {}, orphans, Log("test", stream_fd=2), self._died, self.clock
         )
+        self.children.let_traffic_in()
         self.child: Child = self.children.all[0]
         self.row = self.board.row(0)
 

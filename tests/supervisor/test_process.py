@@ -13,11 +13,32 @@ import pytest
 from meshd.control import Role, State
 
 
-def test_io_processes_start_after_controller_and_leader_are_ready(make_node):
+def test_io_processes_load_beside_the_others_and_begin_when_controller_and_leader_are_ready(make_node):
     node = make_node()
     node.wait_ready()
-    assert node.events()[-1] == "io ready"
-    assert set(node.events()) == {"controller ready", "leader ready", "io ready"}
+    events = node.events()
+    assert events[-2:] == ["io take_over", "io ready"]
+    assert sorted(events[:-2]) == ["controller ready", "io loaded", "leader ready"]
+
+
+def test_an_io_process_that_dies_while_it_waits_is_followed_by_one_that_waits_as_well(make_node):
+    node = make_node({Role.LEADER: "late"})
+    node.wait_until(lambda: node.events().count("io loaded") == 1, "an I/O process loaded")
+    former = node.io.pid
+    os.kill(former, signal.SIGKILL)
+    node.wait_until(lambda: node.events().count("io loaded") == 2, "its successor loaded")
+    assert "io ready" not in node.events()
+    node.record.with_name("go").touch()
+    node.wait_ready()
+    assert node.events()[-2:] == ["io take_over", "io ready"]
+
+
+def test_a_signal_ends_io_processes_that_wait(make_node):
+    node = make_node({Role.LEADER: "late"})
+    node.wait_until(lambda: "io loaded" in node.events(), "an I/O process loaded")
+    node.process.send_signal(signal.SIGTERM)
+    assert node.wait() == 0
+    assert "io take_over" not in node.events()
 
 
 def test_killed_io_process_is_replaced_in_its_seat_and_the_epoch_moves(make_node):
@@ -57,9 +78,10 @@ def test_killing_the_supervisor_leaves_no_process(make_node):
 def test_sigterm_drains_io_processes_before_it_closes_the_rest(make_node):
     node = make_node(io_processes=2)
     node.wait_ready()
+    begun = len(node.events())
     node.process.send_signal(signal.SIGTERM)
     assert node.wait() == 0
-    ends = [event for event in node.events() if not event.endswith("ready")]
+    ends = node.events()[begun:]
     assert ends[:4] == ["io linger", "io linger", "io drain", "io drain"] or ends[:4] == [
         "io linger", "io drain", "io linger", "io drain"
     ]  # fmt: skip

@@ -45,10 +45,10 @@ def configure(node: FakeNode, **settings: Any) -> None:
 def test_sigusr2_replaces_every_child_and_nobody_retires_before_all_have_loaded(make_node):
     node = make_node(io_processes=2)
     node.wait_ready()
-    before = pids(node, *ALL)
+    before, begun = pids(node, *ALL), len(node.events())
     node.process.send_signal(signal.SIGUSR2)
     wait_replaced(node, before, *ALL)
-    events = [event for event in node.events()[4:] if not event.endswith("reopen_logs")]
+    events = [event for event in node.events()[begun:] if not event.endswith("reopen_logs")]
     assert sorted(events[:4]) == ["controller loaded", "io loaded", "io loaded", "leader loaded"]
     for role in ("controller", "leader"):
         assert events.index(f"{role} hand_over") < events.index(f"{role} take_over")
