@@ -42,8 +42,8 @@ class ChildLink:
     In a rolling replacement (supervisor/replacement.py) the new process says ``{"t":"loaded"}`` instead of
     ready, and waits for ``{"t":"take_over"}``. The old one hears ``{"t":"hand_over"}`` (controller, leader:
     stop writing and exit 0, leave what lives on to the successor) or ``{"t":"retire","grace_s":…}`` (I/O
-    process: take no new connections, serve the others to their end, then exit 0). I/O processes of a node that
-    starts say ``loaded`` and wait as well, until the others are ready.
+    process: take no new connections, serve the others to their end, then exit 0). When a node starts, its
+    I/O processes say ``loaded`` and wait as well, until the others are ready.
     """
 
     def __init__(self, fd: int, row: BoardRow, cpus: Iterable[int] = ()) -> None:
@@ -60,8 +60,8 @@ class ChildLink:
     def ready(self) -> None:
         """Take the CPUs that are meant for this process, enter READY on the board and tell the supervisor.
 
-        Until then it runs where the supervisor does. At the start of a node that is on all CPUs: those for I/O
-        would boot everyone while the others wait for jobs.
+        Until then it runs where the supervisor does. At the start of a node that is on all CPUs: those for
+        I/O would boot everyone while the others wait for jobs.
         """
         pin(self._cpus)
         self._row.beat()
