@@ -38,8 +38,8 @@ _CHUNK_BYTES: Final = 64 << 10  # a copy that stays in the cache
 _STARTS: Final = frozenset(b"{ \t\r\n")
 
 # A body that opens with short members and then the text as one string. The body is known to be valid when the
-# answer counts, so what stands behind the last colon is the value of that member. The repetition of members is
-# bounded instead of possessive, since before Python 3.11.5 a group that is repeated so finds nothing.
+# answer counts, so what stands behind the last colon is the value of that member. They are repeated with
+# a bound and not possessively, since before Python 3.11.5 such a group finds nothing.
 _ONE_TEXT: Final = re.compile(
     rb'\s*+\{(?:\s*+"[^"\\]{0,64}+"\s*+:\s*+(?:"[^"\\]{0,256}+"|[-+.\w]{1,32}+)\s*+,){0,63}'
     rb'\s*+"(prompt|text|input)"\s*+:\s*+"'
