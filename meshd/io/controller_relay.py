@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from meshd.api.rank_body import Buffer
 from meshd.errors import MeshError
 from meshd.io.headers import forwarded_fields, upstream_head
 from meshd.io.routes import READING
@@ -38,7 +39,7 @@ async def ask_controller(
         api_key=None,
         sends_x_api_key=False,
     )
-    body = [room.body[: record.bytes_in]]
+    body: list[Buffer] = [room.content(record.bytes_in)]
     try:
         # A change is sent once: a repeated one would meet what the first has done.
         is_change = head.method not in READING

@@ -163,7 +163,7 @@ class FanOut:
         try:
             request = self._bytes_for(upstream, authority, trace_fields)
             async with asyncio.timeout(self._time_left_s()):
-                response = await leg.ask(address, self._head.method, request, (), needs_fresh=False)
+                response = await leg.ask(address, self._head.method, request, [], needs_fresh=False)
             self._note_status(placement, response, began_at)
             answer = _Answer(order, Winner(leg, response, authority, placement))
         except UpstreamFailure as failure:

@@ -39,7 +39,7 @@ async def ask_first_upstream(io: Services, holder: Holder, head: RequestHead) ->
     )
     leg = holder.leg = Leg(io, io.clock() + io.settings.request_timeout_secs)
     try:
-        response = await leg.ask(address, head.method, request, (), needs_fresh=False)
+        response = await leg.ask(address, head.method, request, [], needs_fresh=False)
     except UpstreamFailure as failure:
         kind = error_type_of(failure)
         io.metrics.attempt_failed(kind)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 from meshd.api.rank_body import Buffer
@@ -64,7 +63,7 @@ class Leg(Promise[ResponseHead]):
         self._address: Address | None = None
         self._method = ""
         self._request = b""
-        self._body: Sequence[Buffer] = ()
+        self._body: list[Buffer] = []
         self._connecting: asyncio.Task[None] | None = None
         self._first_byte_deadline = 0.0
         self._is_closed = False
@@ -88,7 +87,7 @@ class Leg(Promise[ResponseHead]):
         address: Address,
         method: str,
         request: bytes,
-        body: Sequence[Buffer],
+        body: list[Buffer],
         needs_fresh: bool,
         now: float = 0.0,
     ) -> Leg:

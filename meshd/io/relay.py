@@ -113,7 +113,14 @@ class Relay:
     def begin(self, head: bytes) -> Promise[str] | None:
         """Write ``head`` and what came with it; None if that was the whole response, which has ended then."""
         self._head = head
-        self._upstream.attach(self)
+        upstream = self._upstream
+        arrived = upstream.attach(self)
+        if arrived:
+            self.body_data(arrived)
+        if upstream.failure is not None:
+            self.body_failed(upstream.failure)
+        elif upstream.is_complete:
+            self.body_end()
         if self._head:
             self._write(b"")
         if self.outcome:

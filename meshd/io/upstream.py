@@ -17,7 +17,7 @@ import asyncio
 import select
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Final, Protocol, cast
 
 from meshd.api.rank_body import Buffer
@@ -74,7 +74,6 @@ class UpstreamConnection(asyncio.Protocol):
         "_buffer",
         "_chunked",
         "_clock",
-        "_failure",
         "_head",
         "_head_end_scan",
         "_interim",
@@ -89,6 +88,7 @@ class UpstreamConnection(asyncio.Protocol):
         "_poll",
         "_response",
         "_sink",
+        "failure",
         "is_busy",
         "is_closed",
         "is_complete",
@@ -148,7 +148,7 @@ class UpstreamConnection(asyncio.Protocol):
         self._left = -1
         self._pending = b""
         self._sink: BodySink | None = None
-        self._failure: UpstreamFailure | None = None
+        self.failure: UpstreamFailure | None = None
         self.is_early = False  # answered before the whole request had gone out
         self.is_complete = False
 
@@ -158,7 +158,7 @@ class UpstreamConnection(asyncio.Protocol):
         self,
         method: str,
         head: bytes,
-        body: Sequence[Buffer],
+        body: list[Buffer],
         response: Promise[ResponseHead],
         now: float = 0.0,
     ) -> None:
@@ -191,20 +191,16 @@ class UpstreamConnection(asyncio.Protocol):
     def unsent_bytes(self) -> int:
         return 0 if self.transport is None else self.transport.get_write_buffer_size()
 
-    def attach(self, sink: BodySink) -> None:
-        """Give the body to ``sink`` from now on, at once with what came already.
+    def attach(self, sink: BodySink) -> bytes:
+        """Give the body to ``sink`` from now on; return what came of it already.
 
-        Reading may have been paused while nobody took the body. The sink alone knows whether its client
-        takes more, so it is the one to resume reading.
+        Whoever attaches looks next at ``failure`` and ``is_complete``: the sink is not told what happened
+        before. Reading may have been paused while nobody took the body. The sink alone knows whether its
+        client takes more, so it is the one to resume reading.
         """
         pending, self._pending = self._pending, b""
         self._sink = sink
-        if pending:
-            sink.body_data(pending)
-        if self._failure is not None:
-            sink.body_failed(self._failure)
-        elif self.is_complete:
-            sink.body_end()
+        return pending
 
     def pause_reading(self) -> None:
         if self.transport is not None and not self.is_closed and not self.is_paused:
@@ -404,7 +400,7 @@ class UpstreamConnection(asyncio.Protocol):
             self._sink.body_end()
 
     def _ended(self, cause: str) -> None:
-        if not self.is_busy or self.is_complete or self._failure is not None:
+        if not self.is_busy or self.is_complete or self.failure is not None:
             return
         if (
             self._head is not None
@@ -416,15 +412,15 @@ class UpstreamConnection(asyncio.Protocol):
         self._fail("upstream_connection_failed", cause)
 
     def _fail(self, code: str, cause: str) -> None:
-        if self._failure is not None or self.is_complete:
+        if self.failure is not None or self.is_complete:
             return
         has_bytes = self._head is not None or bool(self._buffer) or self._interim > 0
         # A transport that was reset says that nothing is unsent: what it said before counts.
         was_sent = self.is_sent and not self._is_write_paused
-        self._failure = UpstreamFailure(code, cause, has_bytes, was_sent)
+        self.failure = UpstreamFailure(code, cause, has_bytes, was_sent)
         response = self._response
         if response is not None:
             self._response = None
-            response.set_exception(self._failure)
+            response.set_exception(self.failure)
         elif self._sink is not None:
-            self._sink.body_failed(self._failure)
+            self._sink.body_failed(self.failure)

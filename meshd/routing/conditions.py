@@ -121,6 +121,8 @@ class Conditions:
         self._success_words = self.cells.success_words
         self._success_times = self.cells.success_times
         self._node_times = self.cells.node_times
+        # What this row has counted, as the words have it: a seat's next owner goes on from there.
+        self._successes = [] if row is None else list(self._success_words[row::rows])
         self._failures = FailureRing(self.cells, self._row)
 
     # --------------------------------------------------------------------------------------- reading
@@ -211,7 +213,9 @@ class Conditions:
     def succeeded(self, number: int, began_s: float, ended_s: float) -> None:
         """Report a 2xx that ended well. ``began_s``: when its attempt was placed."""
         at = number * self._rows + self._row
-        self._success_words[at] += 1
+        count = self._successes[number] + 1
+        self._successes[number] = count
+        self._success_words[at] = count
         if began_s >= self._node_times[0] or began_s >= self._opened_s(number):
             self._success_times[at] = ended_s
 

@@ -159,6 +159,7 @@ class Placer:
         self._metrics = metrics
         self._topology = topology
         self._ranked: frozenset[int] = frozenset()
+        self.needs_session = False  # by the generation last seen: a policy in force reads the session key
         self._routes: dict[int, dict[str, _Route]] = {}  # by endpoint number and model
         self._conditions = conditions
         self._availability = Availability(conditions)
@@ -178,12 +179,6 @@ class Placer:
         self._refresh()
         needs = 0 if endpoint.picks_by == "least_load" else self._policies.needs & ~NEEDS_SESSION
         return needs | NEEDS_RANK_FREE if endpoint.number in self._ranked else needs
-
-    @property
-    def needs_session(self) -> bool:
-        """Whether a policy in force reads the session key of a request."""
-        self._refresh()
-        return self._policies.needs & NEEDS_SESSION != 0
 
     @property
     def registry(self) -> Registry:
@@ -306,6 +301,7 @@ class Placer:
         self._routes.clear()
         self._availability.renew(registry)
         self._policies.renew(registry)
+        self.needs_session = self._policies.needs & NEEDS_SESSION != 0
         ranks = [upstream for upstream in registry.upstreams if upstream.dp_rank is not None]
         self._ranked = frozenset(
             endpoint.number

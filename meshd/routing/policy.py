@@ -42,7 +42,7 @@ class Candidates:
     ``upstreams``. ``tried``: numbers left out because the request has been there.
     """
 
-    __slots__ = ("_registry", "index_of", "number_set", "numbers", "tried", "upstreams")
+    __slots__ = ("_picks", "_reason", "_registry", "index_of", "number_set", "numbers", "tried", "upstreams")
 
     def __init__(
         self, upstreams: Iterable[Upstream], registry: Registry, tried: Collection[int] = ()
@@ -53,6 +53,15 @@ class Candidates:
         self.number_set = frozenset(self.numbers)
         self.index_of = {upstream.url: index for index, upstream in enumerate(self.upstreams)}
         self._registry = registry
+        self._picks: list[Pick] = []
+        self._reason = ""
+
+    def picks(self, reason: str) -> list[Pick]:
+        """Return the pick of each of them, made once: for a policy that has but one reason."""
+        if reason != self._reason:
+            self._reason = reason
+            self._picks = [Pick(upstream, reason) for upstream in self.upstreams]
+        return self._picks
 
     @property
     def ring(self) -> HashRing:

@@ -54,13 +54,16 @@ class RetryBudget:
         self._least = least
         self._fence = Fence()
         self._second = -1
+        self._second_ends_s = 0.0
+        self._firsts = 0  # in that second, as the cell has it
         self._at = 0
 
     def note_first(self, now_s: float) -> None:
         """Count a first attempt."""
-        if int(now_s) != self._second:
+        if now_s >= self._second_ends_s:
             self._enter(int(now_s))
-        self._own[self._at + _FIRST] += 1
+        self._firsts += 1
+        self._own[self._at + _FIRST] = self._firsts
 
     def try_retry(self, now_s: float) -> bool:
         """Count a retry if the budget has room for it. O(I/O seats)."""
@@ -79,6 +82,7 @@ class RetryBudget:
     def _enter(self, second: int) -> None:
         """Begin to count in the slot of ``second``, which may be a predecessor's in this row."""
         self._second = second
+        self._second_ends_s = second + 1.0
         self._at = second % _SLOTS * _SLOT_WORDS
         own, at = self._own, self._at
         if own[at + _SECOND] != second + 1:
@@ -86,6 +90,7 @@ class RetryBudget:
             own[at + _FIRST] = 0
             own[at + _RETRIES] = 0
             own[at + _SECOND] = second + 1
+        self._firsts = own[at + _FIRST]
 
     def _sum(self, cell: int, first: int, last: int) -> int:
         words, total = self._all, 0

@@ -1,4 +1,4 @@
-"""A request on one upstream connection, without a leg."""
+"""A request on one upstream connection, without a leg and a relay."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from meshd.api.rank_body import Buffer
 from meshd.io.http1 import ResponseHead
-from meshd.io.upstream import UpstreamConnection
+from meshd.io.upstream import BodySink, UpstreamConnection
 from meshd.strand import Promise
 
 
@@ -15,5 +15,16 @@ def asked(
 ) -> Promise[ResponseHead]:
     """Send a request; return the promise of its response head."""
     response = Promise[ResponseHead]()
-    connection.start(method, head, body, response)
+    connection.start(method, head, list(body), response)
     return response
+
+
+def attached(connection: UpstreamConnection, sink: BodySink) -> None:
+    """Give the body to ``sink``, what came of it before as well, as a relay does for itself."""
+    arrived = connection.attach(sink)
+    if arrived:
+        sink.body_data(arrived)
+    if connection.failure is not None:
+        sink.body_failed(connection.failure)
+    elif connection.is_complete:
+        sink.body_end()

@@ -11,7 +11,7 @@ from meshd.io.chunked import ChunkedDecoder
 from meshd.io.headers import downstream_head
 from meshd.io.http1 import ResponseHead, UpstreamProtocolError, find_head_end, parse_response_head
 from meshd.io.upstream import UpstreamConnection, UpstreamFailure
-from tests.fakes.asked import asked
+from tests.fakes.asked import asked, attached
 from tests.fakes.heads import facts
 from tests.fakes.transport import FakeClock, FakeTransport
 from tests.fuzz.engine import Target, cuts, main, mutated
@@ -69,14 +69,14 @@ def _exchange(pieces: list[bytes], ends: bool) -> tuple[object, ...]:
     transport = FakeTransport(connection)
     response = asked(connection, "POST", b"POST / HTTP/1.1\r\n\r\n")
     sink = _Sink()
-    attached = False
+    is_attached = False
     for piece in pieces:
         if transport.is_closing():
             break
         transport.receive(piece)
-        if response.done() and not attached and response.exception() is None:
-            attached = True
-            connection.attach(sink)
+        if response.done() and not is_attached and response.exception() is None:
+            is_attached = True
+            attached(connection, sink)
     if ends and not transport.is_closing():
         transport.end()
     transport.settle()
@@ -86,8 +86,8 @@ def _exchange(pieces: list[bytes], ends: bool) -> tuple[object, ...]:
     if failure is not None:
         assert isinstance(failure, UpstreamFailure)
         return (failure.code,)
-    if not attached:
-        connection.attach(sink)
+    if not is_attached:
+        attached(connection, sink)
     head = response.result()
     return facts(head), sink.body, sink.end, connection.is_reusable
 

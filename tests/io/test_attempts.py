@@ -25,6 +25,7 @@ from meshd.routing.availability import NoneAvailable
 from meshd.routing.placement import Placement
 from meshd.routing.retry_rules import RetryRules
 from meshd.routing.upstream import Upstream
+from tests.fakes.asked import attached
 
 CHAT = "/v1/chat/completions"
 BODY = b'{"model":"m1","messages":[]}'
@@ -158,7 +159,7 @@ class Scene:
         response = await self.attempts.run()
         assert self.placement is not None and self.attempts.authority == self.placement.upstream.url[7:]
         sink = Sink()
-        self.leg.connection.attach(sink)
+        attached(self.leg.connection, sink)
         await sink.ended.wait()
         report_answer(io, self, response.status, sink, self.attempts.began_at)
         return response.status, sink.body

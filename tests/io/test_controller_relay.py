@@ -38,7 +38,7 @@ class PlayedLeg:
 def ask(leg: PlayedLeg, method: str = "GET") -> Any:
     head = parse_request_head(f"{method} /workers HTTP/1.1\r\nhost: h\r\n\r\n".encode(), 65536, 256)
     io: Any = SimpleNamespace(controller=None)
-    room: Any = SimpleNamespace(body=memoryview(b""))
+    room: Any = SimpleNamespace(content=lambda length: b""[:length])
     played: Any = leg
     return asyncio.run(ask_controller(played, io, head, Record(0.0), room))
 

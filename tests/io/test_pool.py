@@ -15,7 +15,7 @@ from meshd.io.pool import MAX_IDLE_LOCAL, MAX_IDLE_PER_ORIGIN, Address, Upstream
 from meshd.io.resolver import look_up
 from meshd.io.upstream import UpstreamConnection, UpstreamFailure
 from meshd.routing.upstream import Upstream
-from tests.fakes.asked import asked
+from tests.fakes.asked import asked, attached
 from tests.fakes.transport import FakeClock
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
@@ -64,7 +64,7 @@ class Scene:
 
     async def exchange(self, connection: UpstreamConnection) -> None:
         await asked(connection, "GET", REQUEST)
-        connection.attach(Nothing())
+        attached(connection, Nothing())
 
     async def used(self) -> UpstreamConnection:
         connection = await self.take()

@@ -17,7 +17,7 @@ from meshd.io.http1 import ResponseHead
 from meshd.io.pool import Address, UpstreamPool
 from meshd.io.upstream import UpstreamConnection, UpstreamFailure
 from meshd.tls import client_context
-from tests.fakes.asked import asked
+from tests.fakes.asked import asked, attached
 from tests.fakes.certificates import Authority
 
 REQUEST = b"POST /x HTTP/1.1\r\nhost: u\r\ncontent-length: %d\r\n\r\n"
@@ -91,7 +91,7 @@ async def answer_ok(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) 
 async def ask(connection: UpstreamConnection, body: bytes = b"") -> tuple[ResponseHead, Sink]:
     sink = Sink()
     head = await asked(connection, "POST", REQUEST % len(body), [memoryview(body)] if body else ())
-    connection.attach(sink)
+    attached(connection, sink)
     return head, sink
 
 
@@ -259,7 +259,7 @@ def test_what_the_upstream_has_not_taken_counts_as_unsent(authority: Authority) 
             assert not connection.is_sent
             may_read.set()
             head = await waiting
-            connection.attach(Sink())
+            attached(connection, Sink())
             assert head.status == 413
             # An early answer stands, but the rest of that body must not run into a next request.
             assert not connection.is_reusable

@@ -11,7 +11,7 @@ import pytest
 from meshd.io.chunked import ChunkedDecoder
 from meshd.io.http1 import ResponseHead
 from meshd.io.upstream import MAX_UNATTACHED_BYTES, UpstreamConnection, UpstreamFailure
-from tests.fakes.asked import asked
+from tests.fakes.asked import asked, attached
 from tests.fakes.transport import FakeClock, FakeTransport
 
 REQUEST = b"POST /v1/x HTTP/1.1\r\nhost: u\r\ncontent-length: 4\r\n\r\n"
@@ -71,7 +71,7 @@ class Conversation:
         return error
 
     def attach(self) -> Sink:
-        self.connection.attach(self.sink)
+        attached(self.connection, self.sink)
         return self.sink
 
 

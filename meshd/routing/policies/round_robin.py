@@ -8,6 +8,8 @@ from meshd.api.view import RoutingView
 from meshd.routing.policies.rotation import Rotation
 from meshd.routing.policy import Candidates, Loads, Pick
 
+_REASON: Final = "policy:round_robin"
+
 
 class RoundRobin:
     """Pick in registration order; ``turn`` is where this process starts."""
@@ -24,10 +26,10 @@ class RoundRobin:
 
     def pick(self, candidates: Candidates, view: RoutingView, loads: Loads) -> Pick:
         """Pick the next one; the view and the loads do not matter."""
-        upstreams = candidates.upstreams
-        if not upstreams:
-            return Pick(None, "policy:round_robin")
+        picks = candidates.picks(_REASON)
+        if not picks:
+            return Pick(None, _REASON)
         rotation = self.rotation
-        upstream = upstreams[rotation.turn % len(upstreams)]
-        rotation.turn += 1
-        return Pick(upstream, "policy:round_robin")
+        turn = rotation.turn
+        rotation.turn = turn + 1
+        return picks[turn % len(picks)]
