@@ -17,7 +17,9 @@ tests/api/test_long_json.py holds the two against each other; decision 0007 has 
 from __future__ import annotations
 
 import re
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
+
+import orjson
 
 from meshd.api.request_json import MAX_DEPTH, Members
 
@@ -37,6 +39,12 @@ _FEW_OPENINGS: Final = 128  # counting more costs what reading inside of others 
 _CHUNK_BYTES: Final = 64 << 10  # a copy that stays in the cache
 _STARTS: Final = frozenset(b"{ \t\r\n")
 
+# What usually stands behind that text, to the end of the body.
+_MEMBERS_BEHIND: Final = re.compile(
+    rb'(?<!\\)"\s*+(?:,\s*+"[^"\\]{0,64}+"\s*+:\s*+(?:"[^"\\]{0,64}+"|[-+.\w]{1,32}+)\s*+)*+\}\s*+\Z'
+)
+_BEHIND_BYTES: Final = 256
+
 # A body that opens with short members and then the text as one string. The body is known to be valid when the
 # answer counts, so what stands behind the last colon is the value of that member. They are repeated with
 # a bound and not possessively, since before Python 3.11.5 such a group finds nothing.
@@ -49,6 +57,17 @@ _OPENINGS: Final = b"[" * _LEVELS_AROUND
 _CLOSINGS: Final = b"]" * _LEVELS_AROUND
 # Members whose elements are looked at; of another array or object it is enough that it is one.
 _LOOKED_INTO: Final = frozenset(("conversation", "input", "input_ids", "prompt", "text"))
+
+
+class Opening(NamedTuple):
+    """The beginning of a text that stays in its body.
+
+    ``text_bytes``: of all of the text as it is written, so that an escape counts as more than it is in UTF-8,
+    and so do members behind the text that are not short.
+    """
+
+    text: str
+    text_bytes: int
 
 
 class LongReader:
@@ -85,6 +104,30 @@ class LongReader:
             return self._skim(body)
         except (ValueError, RuntimeError, MemoryError):
             return None
+
+    def open_text(self, body: memoryview | bytes, name: str, size: int) -> Opening | None:
+        """Return the opening of the string that is the member ``name``: at most ``size`` bytes as written.
+
+        It holds if ``skim`` takes the body. ``None`` for a body that is anything but some short members and
+        then a longer string of that name.
+        """
+        if not _may_try(body):
+            return None
+        head = _ONE_TEXT.match(body)
+        if head is None or str(head[1], "ascii") != name:
+            return None
+        start = head.end()
+        data = bytes(body[start : start + size])
+        cut = data.rfind(b" ")  # within no escape and no character
+        if cut < 0:
+            return None
+        try:
+            text: str = orjson.loads(b'"%s"' % data[:cut])
+        except orjson.JSONDecodeError:  # the string ends there
+            return None
+        tail = bytes(body[-_BEHIND_BYTES:])
+        behind = _MEMBERS_BEHIND.search(tail)
+        return Opening(text, len(body) - start - (0 if behind is None else len(tail) - behind.start()))
 
     def _skim(self, body: memoryview | bytes) -> Members | None:
         head = _ONE_TEXT.match(body)

@@ -33,6 +33,11 @@ def read_request(
         members = long_reader.read(body) if reads_text else long_reader.skim(body)
     if members is None:
         members = parse_body(body)
+    return check_request(endpoint, body, members)
+
+
+def check_request(endpoint: Endpoint, body: memoryview | bytes, members: Members) -> Members:
+    """Return the ``members`` of ``body`` if they are valid, read once more if that takes exact integers."""
     check = _CHECKS[endpoint.name]
     try:
         check(members)

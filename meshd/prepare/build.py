@@ -17,17 +17,18 @@ from typing import Any, Final, NoReturn
 from meshd.api.block_keys import TEXT_BYTES_MAX, block_keys
 from meshd.api.endpoints import Endpoint
 from meshd.api.facts import read_facts
-from meshd.api.long_json import open_long_reader
+from meshd.api.long_json import LONG_BYTES, Opening, open_long_reader
 from meshd.api.prefix_key import TOKEN_ID_MAX, key_position, pack_token_ids, prefix_key
 from meshd.api.rank_body import find_rank_free
 from meshd.api.request_json import Members, refuse
 from meshd.api.text import routing_text
-from meshd.api.validation import read_request
+from meshd.api.validation import check_request, read_request
 from meshd.api.view import NEEDS_RANK_FREE, NEEDS_TEXT, NEEDS_TOKENS, RoutingView
 from meshd.errors import MeshError
 from meshd.prepare.chat_messages import chat_messages
 from meshd.prepare.chat_template import ChatRequest, ChatTemplate, OutputTooLong, TemplateRefusal
-from meshd.prepare.stopwatch import ENCODE, TEMPLATE, VIEW, Stopped, Stopwatch
+from meshd.prepare.prefix_tokens import WINDOW_BYTES_PER_ID
+from meshd.prepare.stopwatch import ENCODE, JSON_PARSE, TEMPLATE, VIEW, Stopped, Stopwatch
 from meshd.prepare.tokenize import TokenizerAnswers
 from meshd.prepare.tokenizer import EncodeFailed, LoadedTokenizer
 from meshd.prepare.tokenizer_set import TokenizerSet
@@ -38,6 +39,9 @@ NO_TEMPLATE: Final = "no_chat_template"
 __all__ = ["NO_TEMPLATE", "Stopped", "ViewBuilder"]
 
 _CHAT_LIKE: Final = frozenset(("chat", "messages", "count_tokens"))
+_TEXT_MEMBERS: Final = {"completions": "prompt", "generate": "text", "embeddings": "input"}
+"""Members that are the text to tokenize, if they are a string."""
+_OPENING_BYTES_PER_ID: Final = 2 * WINDOW_BYTES_PER_ID  # as they are written, with escapes
 
 
 class ViewBuilder:
@@ -79,9 +83,53 @@ class ViewBuilder:
         """
         watch = self.watch
         watch.start()
-        reads_text = needs & (NEEDS_TEXT | NEEDS_TOKENS) != 0
-        members = read_request(endpoint, body, self._long_reader, reads_text=reads_text)
-        watch.enter(VIEW)
+        asked = needs & (NEEDS_TEXT | NEEDS_TOKENS)
+        view = None
+        if asked == NEEDS_TOKENS and len(body) >= LONG_BYTES:
+            view = self._build_by_opening(endpoint, needs, body, should_stop)
+        if view is None:
+            members = read_request(endpoint, body, self._long_reader, reads_text=asked != 0)
+            view = self._view_of(endpoint, needs, body, members, None, should_stop)
+        view.stage_ns = watch.stop()
+        return view
+
+    def _build_by_opening(
+        self,
+        endpoint: Endpoint,
+        needs: int,
+        body: memoryview | bytes,
+        should_stop: Callable[[], bool] | None,
+    ) -> RoutingView | None:
+        """Return the view of a long body that is most of all one text, of which only the opening is read.
+
+        ``None`` if it is no such body, or if more of its text is needed.
+        """
+        reader = self._long_reader
+        name = _TEXT_MEMBERS.get(endpoint.name)
+        if reader is None or name is None or len(body) > self._max_tokenize_bytes:
+            return None
+        opening = reader.open_text(body, name, _OPENING_BYTES_PER_ID * self._prefix_token_count)
+        members = None if opening is None else reader.skim(body)
+        if members is None:
+            return None
+        members = check_request(endpoint, body, members)
+        try:
+            return self._view_of(endpoint, needs, body, members, opening, should_stop)
+        except _OpeningTooShort:
+            self.watch.enter(JSON_PARSE)
+            return None
+
+    def _view_of(
+        self,
+        endpoint: Endpoint,
+        needs: int,
+        body: memoryview | bytes,
+        members: Members,
+        opening: Opening | None,
+        should_stop: Callable[[], bool] | None,
+    ) -> RoutingView:
+        """``opening``: of the text that stands for all of it."""
+        self.watch.enter(VIEW)
         view = read_facts(endpoint, members)
         if needs:
             _check_stop(should_stop)
@@ -93,8 +141,7 @@ class ViewBuilder:
                 view.text_bytes = min(len(data), TEXT_BYTES_MAX)
                 view.block_keys = block_keys(view.model, data)
             if needs & NEEDS_TOKENS:
-                self._add_tokens(endpoint, members, view, text, should_stop)
-        view.stage_ns = watch.stop()
+                self._add_tokens(endpoint, members, view, text, opening, should_stop)
         return view
 
     def _add_tokens(
@@ -103,6 +150,7 @@ class ViewBuilder:
         members: Members,
         view: RoutingView,
         text: str | None,
+        opening: Opening | None,
         should_stop: Callable[[], bool] | None,
     ) -> None:
         """Set the token members of ``view``."""
@@ -110,6 +158,12 @@ class ViewBuilder:
         ids = _ids_in_body(endpoint, members)
         if ids is not None:
             packed = _packed(ids, self._prefix_token_count)
+        elif opening is not None:
+            tokenizer = self._find_tokenizer(view.model)
+            watch.enter(ENCODE)
+            packed = self._encode_opening(tokenizer, opening)
+            watch.enter(VIEW)
+            _check_stop(should_stop)
         else:
             tokenizer = self._find_tokenizer(view.model)
             prompt = _prompt_to_encode(endpoint, members, text)
@@ -162,13 +216,27 @@ class ViewBuilder:
     def _encode(self, tokenizer: LoadedTokenizer, text: str) -> bytes:
         if not text:
             return b""
-        count = self._prefix_token_count
         try:
-            return tokenizer.packed_head(text, count)
+            return tokenizer.packed_head(text, self._prefix_token_count)
         except EncodeFailed as error:
-            raise MeshError(
-                "invalid_request", "The text of the request cannot be tokenized.", cause=str(error)
-            ) from error
+            raise _not_tokenized(error) from error
+
+    def _encode_opening(self, tokenizer: LoadedTokenizer, opening: Opening) -> bytes:
+        try:
+            packed = tokenizer.packed_opening(opening.text, self._prefix_token_count, opening.text_bytes)
+        except EncodeFailed as error:
+            raise _not_tokenized(error) from error
+        if packed is None:
+            raise _OpeningTooShort
+        return packed
+
+
+class _OpeningTooShort(Exception):
+    """The opening of a text has fewer ids than are asked for, or may not be tokenized alone."""
+
+
+def _not_tokenized(error: EncodeFailed) -> MeshError:
+    return MeshError("invalid_request", "The text of the request cannot be tokenized.", cause=str(error))
 
 
 def _check_stop(should_stop: Callable[[], bool] | None) -> None:

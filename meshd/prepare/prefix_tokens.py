@@ -42,34 +42,42 @@ def packed_head(text: str, count: int, pack: Pack, may_cut: bool, events: Tokeni
     ``may_cut``: the tokenizer has passed the cut proof. Without it, and where there is no safe cut, a text
     longer than the window is tokenized whole, which is counted.
     """
+    if window_end(text, WINDOW_BYTES_PER_ID * count) < len(text):
+        packed = packed_opening(text, count, pack, events) if may_cut else None
+        if packed is not None:
+            return packed
+        if not may_cut or last_safe_cut(text, 0, len(text)) < 0:
+            events.fallback(NO_SAFE_CUT)
+    whole = utf8_length(text)
+    events.bounded(whole, whole)
+    return pack(text)[: _ID_BYTES * count]
+
+
+def packed_opening(
+    text: str, count: int, pack: Pack, events: TokenizerEvents, text_bytes: int = 0
+) -> bytes | None:
+    """Return the first ``count`` ids of a text, packed; ``None`` where no safe cut of ``text`` has so many.
+
+    ``text``: all of it, or its beginning; then ``text_bytes`` is how long it is.
+    """
     wanted = _ID_BYTES * count
-    window = WINDOW_BYTES_PER_ID * count
+    window = _FIRST_BYTES_PER_ID * count
     end = window_end(text, window)
-    is_short = end == len(text)
-    if not is_short and may_cut:
-        window = _FIRST_BYTES_PER_ID * count
-        end = window_end(text, window)
     searched = tokenized = 0
-    has_cut = False
-    while may_cut and end < len(text):
+    while end < len(text):
         cut = last_safe_cut(text, searched, end)
         if cut >= 0:
-            has_cut = True
             head = text[:cut]
             packed = pack(head)
             tokenized += utf8_length(head)
             if len(packed) >= wanted:
-                events.bounded(_estimated_length(text, window, end), tokenized)
+                events.bounded(text_bytes or _estimated_length(text, window, end), tokenized)
                 return packed[:wanted]
         searched = end - 2  # the next one begins with a letter there, at the earliest
         window = max(2 * window, WINDOW_BYTES_PER_ID * count)
         end = window_end(text, window)
-    if not (is_short or has_cut):
-        events.fallback(NO_SAFE_CUT)
-    packed = pack(text)
-    whole = utf8_length(text)
-    events.bounded(whole, tokenized + whole)
-    return packed[:wanted]
+    events.bounded(0, tokenized)
+    return None
 
 
 def window_end(text: str, size: int) -> int:

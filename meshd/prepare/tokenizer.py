@@ -28,7 +28,7 @@ from meshd.prepare.cut_proof import Cuts
 from meshd.prepare.engine_proof import Encode
 from meshd.prepare.model_files import check_tokenizer_file, read_text
 from meshd.prepare.packed_engine import PackedEngine
-from meshd.prepare.prefix_tokens import packed_head
+from meshd.prepare.prefix_tokens import packed_head, packed_opening
 from meshd.prepare.proof_record import NoProofs, Proofs, file_digest
 from meshd.prepare.template_trial import TemplateUnfit, try_template
 from meshd.prepare.tokenizer_events import NoEvents, TokenizerEvents
@@ -171,6 +171,20 @@ class LoadedTokenizer:
             if not self._switch.is_off:
                 return packed
         return packed_head(text, count, self._pack_reference, self.may_bound, self._events)
+
+    def packed_opening(self, text: str, count: int, text_bytes: int) -> bytes | None:
+        """Return what ``packed_head`` would of a text that begins with ``text`` and has ``text_bytes``.
+
+        ``None`` if that takes all of it. Raises ``EncodeFailed``.
+        """
+        if not self.may_bound:
+            return None
+        checked = self._checked
+        if checked is not None and not self._switch.is_off:
+            packed = packed_opening(text, count, checked.pack, self._events, text_bytes)
+            if not self._switch.is_off:
+                return packed
+        return packed_opening(text, count, self._pack_reference, self._events, text_bytes)
 
     def decode(self, ids: list[int], skip_special_tokens: bool) -> str:
         """Return the text of ``ids``, always by the reference engine. Raises ``DecodeFailed``."""

@@ -47,6 +47,12 @@ def assert_alike(body: bytes, reader: LongReader) -> None:
     members = reader.read(body) if body else None
     if members is not None:
         assert repr(members) == repr(parse_body(body)), "repr: 1 == 1.0 == True"
+    for name in ("prompt", "text", "input"):
+        opening = reader.open_text(body, name, 6) if body else None
+        if opening is not None and reader.skim(body) is not None:
+            text = parse_body(body)[name]
+            assert text.startswith(opening.text)
+            assert len(text.encode()) <= opening.text_bytes <= len(body)
     for endpoint in PLACED:
         for long_body in (body + BLANK, BLANK + body):
             assert outcome(endpoint, long_body, reader) == outcome(endpoint, long_body, None), endpoint.name
@@ -222,6 +228,55 @@ def test_all_of_a_body_is_read_unless_it_has_many_values(reader: LongReader) -> 
 
 def test_a_text_is_not_copied_out(reader: LongReader) -> None:
     assert reader.skim(b'{"model":"m","prompt":"%s"}' % (b"x" * 300)) == {"model": "m", "prompt": ""}
+
+
+@pytest.mark.parametrize(
+    ("written", "text"),
+    [
+        (b"one two three four", "one two three"),
+        (b"one two \\n\\n four five", "one two \n\n"),
+        (b"one \\ud83d\\ude00 three", "one"),
+        (b"one \\u0020 four five six", "one  "),
+        (b"one \\\\ \\\\ five six", "one \\ \\"),
+        ("one né é é é five six".encode(), "one né é é"),
+    ],
+)
+@pytest.mark.parametrize(
+    "behind",
+    [b"", b',"max_tokens":16', b' , "stop" : "a" ,"stream":true,"temperature":-1.5e3 ', b',"user":"u"\n'],
+)
+def test_the_opening_of_a_text_ends_at_a_space(
+    written: bytes, text: str, behind: bytes, reader: LongReader
+) -> None:
+    body = b'{"model":"m", "prompt":"%s"%s}' % (written + b"x" * 300, behind)
+    assert reader.skim(body) is not None
+    assert reader.open_text(memoryview(body), "prompt", 14) == (text, len(written) + 300)
+
+
+def test_the_length_of_a_text_before_other_members_than_short_ones_is_told_as_too_much(
+    reader: LongReader,
+) -> None:
+    for behind in (b',"stop":["a"]', b',"user":"%s"' % (b"u" * 300), b',"suffix":"\\n"'):
+        opening = reader.open_text(b'{"prompt":"a b c d%s"%s}' % (b"x" * 300, behind), "prompt", 8)
+        assert opening is not None and opening.text == "a b c"
+        assert 307 < opening.text_bytes <= 307 + len(behind) + 2
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"model":"m","prompt":"short","a":"%s"}' % (b"x " * 300),
+        b'{"model":"m","text":"%s","prompt":"p"}' % (b"x " * 300),
+        b'{"model":"m","prompt":["%s"]}' % (b"x " * 300),
+        b'{"messages":[{"prompt":"%s"}]}' % (b"x " * 300),
+        b'["prompt","%s"]' % (b"x " * 300),
+        b" ",
+        b'{"prompt":"%s"}' % (b"x" * 300),
+        b'{"prompt":"' + b"x " * MOST_BYTES,
+    ],
+)
+def test_what_is_not_one_long_text_has_no_opening(body: bytes, reader: LongReader) -> None:
+    assert reader.open_text(body, "prompt", 64) is None
 
 
 def test_a_body_that_would_make_large_buffers_is_left_to_the_strict_reader(reader: LongReader) -> None:

@@ -12,8 +12,10 @@ from meshd.api.view import NEEDS_RANK_FREE, NEEDS_TEXT, NEEDS_TOKENS, StageTimes
 from meshd.errors import MeshError
 from meshd.prepare.build import Stopped, ViewBuilder
 from meshd.prepare.chat_template import ChatTemplate
-from meshd.prepare.tokenizer import LoadedTokenizer
+from meshd.prepare.cut_proof import Cuts
+from meshd.prepare.tokenizer import LoadedTokenizer, WorkerTools
 from meshd.prepare.tokenizer_set import TokenizerSet
+from tests.fakes.tokenizer_events import RecordedEvents
 
 BY_NAME = {e.name: e for e in ENDPOINTS}
 TEMPLATE = (
@@ -291,3 +293,89 @@ def test_the_body_is_not_kept():
     window.release()
     body.clear()  # a BufferError here would mean that something still points into the body
     assert view.model == "m1"
+
+
+# --- long bodies ---
+
+
+def long_harness(encode=by_bytes, cuts: Cuts | None = None) -> tuple[Harness, RecordedEvents]:
+    """A tokenizer that allows cuts, and what it tells; ids are asked for by the sixteen."""
+    harness, events = Harness(count=16, limit=200_000), RecordedEvents()
+    loaded = LoadedTokenizer(encode, cuts=cuts or Cuts("", "")).for_worker(WorkerTools(events))
+    harness.builder = ViewBuilder(
+        TokenizerSet({"default": loaded}), 16, 200_000, clock=lambda: 0, on_fallback=harness.fallbacks.append
+    )
+    return harness, events
+
+
+def read_whole(harness: Harness, name: str, **members):
+    """The view that is made without the reader of long bodies."""
+    reader, harness.builder._long_reader = harness.builder._long_reader, None
+    try:
+        return harness.view(name, **members)
+    finally:
+        harness.builder._long_reader = reader
+
+
+LONG_TEXT = "the quick brown fox jumps over the lazy dog, " * 1000
+
+
+@pytest.mark.parametrize(
+    ("name", "members"),
+    [
+        ("completions", {"model": "m1", "prompt": LONG_TEXT, "stream": True, "n": 2}),
+        ("completions", {"prompt": LONG_TEXT.replace("fox", 'fox\n"é"')}),
+        ("completions", {"prompt": "的" * 20_000}),
+        ("completions", {"prompt": "the end\n" + "x" * 50_000}),
+        ("completions", {"prompt": LONG_TEXT, "data_parallel_rank": 3}),
+        ("completions", {"prompt": [LONG_TEXT, "b"]}),
+        ("completions", {"prompt": [1] * 20_000}),
+        ("completions", {"suffix": LONG_TEXT, "prompt": "the end of the day"}),
+        ("generate", {"text": LONG_TEXT}),
+        ("generate", {"text": LONG_TEXT, "input_ids": [5, 6]}),
+        ("generate", {"text": LONG_TEXT, "input_ids": []}),
+        ("generate", {"input_ids": [5, 6], "text": LONG_TEXT}),
+        ("embeddings", {"model": "m1", "input": LONG_TEXT}),
+        ("responses", {"model": "m1", "input": LONG_TEXT}),
+        ("chat", {"model": "m1", "messages": [{"role": "user", "content": LONG_TEXT}]}),
+    ],
+)
+@pytest.mark.parametrize("needs", [NEEDS_TOKENS, NEEDS_TOKENS | NEEDS_RANK_FREE, NEEDS_TOKENS | NEEDS_TEXT])
+@pytest.mark.parametrize("cuts", [Cuts("", ""), Cuts()])
+def test_a_long_body_has_the_view_that_reading_all_of_it_gives(name, members, needs, cuts):
+    pytest.importorskip("simdjson")
+    harness, _ = long_harness(cuts=cuts)
+    view = harness.view(name, needs, **members)
+    assert view == read_whole(harness, name, needs=needs, **members)
+    assert len(view.token_ids) == 4 * len(by_bytes(LONG_TEXT)[:16]) or "input_ids" in members
+
+
+def test_of_a_long_text_no_more_is_tokenized_than_of_a_short_one_and_its_length_is_counted():
+    pytest.importorskip("simdjson")
+    harness, events = long_harness()
+    harness.view("completions", model="m1", prompt=LONG_TEXT, max_tokens=16)
+    assert (events.offered, events.tokenized, events.fallbacks) == (45_000, 93, [])
+
+
+def test_of_a_long_text_only_the_opening_is_read_and_its_length_is_told_as_it_is_written():
+    pytest.importorskip("simdjson")
+    harness, events = long_harness()
+    harness.view("completions", prompt="the end\nand " * 10_000)
+    assert (events.offered, events.fallbacks) == (130_000, [])
+
+
+def test_a_long_text_without_a_safe_cut_is_tokenized_whole_and_counted_once():
+    harness, events = long_harness()
+    harness.view("completions", prompt="的" * 20_000)
+    assert (events.offered, events.tokenized, events.fallbacks) == (60_000, 60_000, ["no_safe_cut"])
+
+
+def test_a_long_text_that_cannot_be_tokenized_is_refused():
+    def fails(text: str) -> list[int]:
+        raise ValueError
+
+    harness, _ = long_harness(fails)
+    error = refusal(harness, "completions", prompt=LONG_TEXT)
+    assert error.code == "invalid_request"
+    assert refusal(harness, "completions", prompt="x" * 200_001).code == "tokenizer_input_too_large"
+    assert refusal(harness, "completions", prompt=LONG_TEXT, model=5).code == "invalid_request"
