@@ -33,17 +33,19 @@ from meshd.strand import Promise
 
 BackPressure = Literal["deranked", "cooldown"]
 
+KEPT_BYTES: Final = 4096  # of a body; the slot of one takes twice that at least
 UNKNOWN_LENGTH_BYTES: Final = 65536  # what a body of unknown length reserves at first
 
 
 class BodyRoom:
     """Room for one body: a share of the node's body memory, and the slot that it pays for."""
 
-    __slots__ = ("_gate", "_reserved_bytes", "_view_bytes", "slot")
+    __slots__ = ("_gate", "_kept", "_reserved_bytes", "_view_bytes", "slot")
 
     def __init__(self, gate: Gate, slot: Slot, reserved_bytes: int) -> None:
         self._gate = gate
         self._reserved_bytes = reserved_bytes
+        self._kept = b""
         self._view_bytes = 0  # of a view area that was widened; an ordinary one is not counted
         self.slot = slot
 
@@ -51,13 +53,15 @@ class BodyRoom:
     def body(self) -> memoryview:
         return self.slot.body
 
-    def fill(self, data: bytes) -> None:
-        """Store a body that is whole."""
-        self.slot.fill(data)
+    def fill(self, body: bytes) -> None:
+        """Store a whole body. A small one is kept as it is, too: that costs less than to read it again."""
+        self.slot.fill(body)
+        if len(body) <= KEPT_BYTES:
+            self._kept = body
 
     def content(self, body_bytes: int) -> bytes | memoryview:
-        """Return a body that is whole, of so many bytes; see `Slot.content`."""
-        return self.slot.content(body_bytes)
+        """Return the whole body, of so many bytes, which this room keeps until `release`."""
+        return self._kept or self.slot.body[:body_bytes]
 
     def grow(self, body_bytes: int) -> bool:
         """Make room for ``body_bytes`` in all, keeping what is there; False if there is none now."""

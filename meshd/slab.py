@@ -35,7 +35,6 @@ from meshd.memory import PAGE, Segment, round_up
 
 SLAB_KIND: Final = "slab"
 CLASS_BYTES: Final = tuple(4096 << 2 * step for step in range(5))  # 4 KiB … 1 MiB
-COPIED_BYTES: Final = 16384  # of a body that is copied out rather than viewed
 _LARGEST_CLASS: Final = CLASS_BYTES[-1]
 _CACHED_BYTES: Final = 32 << 20  # free areas kept warm: 2,700 of the smallest slots with an 8 KiB view
 
@@ -203,13 +202,6 @@ class Slot:
         """Store ``data``, which fits, at the beginning of the body area."""
         at = self.body_offset
         self._slab.memory[at : at + len(data)] = data
-
-    def content(self, body_bytes: int) -> bytes | memoryview:
-        """Return the first bytes of the body area: a view; of a small body a copy, which costs less."""
-        if body_bytes > COPIED_BYTES:
-            return self.body[:body_bytes]
-        at = self.body_offset
-        return self._slab.memory[at : at + body_bytes]
 
     def grow(self, body_bytes: int) -> Slot | None:
         """Move to a slot of at least ``body_bytes`` with the same leading bytes; this one is then released.

@@ -16,15 +16,10 @@ from meshd.strand import Promise
 
 
 class Room(Protocol):
-    """Where a body is stored. ``grow`` makes room for that many bytes in all, and keeps what is there.
-
-    ``fill`` stores a body that is whole.
-    """
+    """Where a body is stored. ``grow`` makes room for that many bytes in all, and keeps what is there."""
 
     @property
     def body(self) -> memoryview: ...
-
-    def fill(self, data: bytes) -> None: ...
 
     def grow(self, body_bytes: int) -> bool: ...
 

@@ -250,8 +250,27 @@ class DownstreamConnection(ClientSocket):
 
     # ------------------------------------------------------------------------------------------ body
 
-    def begin_body(self, room: Room, most: int) -> Promise[None] | None:
-        """Receive the body into ``room``; return None if it is whole already, else a promise.
+    def take_whole_body(self) -> bytes | None:
+        """Return the body if all of it came with its head; None if it is to be received by `begin_body`."""
+        head = self._head
+        assert head is not None
+        length = head.content_length or 0
+        body = self._pending
+        if head.is_chunked or len(body) < length:
+            return None
+        if len(body) > length:
+            self._pending = body[length:]
+            body = body[:length]
+        else:
+            self._pending = b""
+        self._whole_bytes = length
+        self._state = _BUSY
+        if len(self._pending) <= MAX_PENDING_BYTES:
+            self._resume_reading()  # or nobody would see the client leave
+        return body
+
+    def begin_body(self, room: Room, most: int) -> Promise[None]:
+        """Receive a body that is not there whole into ``room``; the promise tells when it is.
 
         ``most``: for a chunked body, the largest length allowed. The promise raises MeshError on broken
         framing, on a body that grows too large, and when the client stalls.
@@ -259,17 +278,6 @@ class DownstreamConnection(ClientSocket):
         head = self._head
         assert head is not None
         pending, self._pending = self._pending, b""
-        length = head.content_length or 0
-        if len(pending) >= length and not head.is_chunked:
-            if len(pending) > length:
-                self._pending = pending[length:]
-                pending = pending[:length]
-            room.fill(pending)
-            self._whole_bytes = length
-            self._state = _BUSY
-            if len(self._pending) <= MAX_PENDING_BYTES:
-                self._resume_reading()  # or nobody would see the client leave
-            return None
         body = self._body = BodyReceiver(head, room, most)
         if body.is_sized:
             body.take(pending)
@@ -325,7 +333,7 @@ class DownstreamConnection(ClientSocket):
             return True
         if self._state == _BUSY or not head.has_body:
             return False
-        if head.is_chunked or b"expect" in head.values:
+        if head.is_chunked or head.has_expectation:
             return True
         return self._rest_of_body() - len(self._pending) > KEEPABLE_REST_BYTES
 

@@ -72,6 +72,7 @@ class RequestHead:
         "facts",
         "fields",
         "has_body",
+        "has_expectation",
         "is_chunked",
         "is_http11",
         "keeps_alive",
@@ -118,6 +119,7 @@ class RequestHead:
         self.content_length = content_length
         self.is_chunked = is_chunked
         self.has_body = is_chunked or bool(content_length)
+        self.has_expectation = b"expect" in values
         self.keeps_alive = is_http11 and b"close" not in connection_tokens
         self.connection_tokens = connection_tokens
         self.trailer_bytes = trailer_bytes

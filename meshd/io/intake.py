@@ -6,13 +6,13 @@ import asyncio
 from typing import TYPE_CHECKING, Final
 
 from meshd.errors import MeshError
-from meshd.io.body import Room
 from meshd.io.downstream import DownstreamConnection
 from meshd.io.http1 import RequestHead
 from meshd.strand import Promise
 
 if TYPE_CHECKING:
     from meshd.admission.gate import Ticket
+    from meshd.director import BodyRoom
     from meshd.io.services import Services
 
 _CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
@@ -34,14 +34,18 @@ async def wait_for_ticket(io: Services) -> Ticket:
 
 
 def begin_body(
-    head: RequestHead, downstream: DownstreamConnection, room: Room, most: int
+    head: RequestHead, downstream: DownstreamConnection, room: BodyRoom, most: int
 ) -> Promise[None] | None:
-    """Start to receive the body into ``room``, as `DownstreamConnection.begin_body`; None if it is whole.
+    """Receive the body into ``room``; None if it is there whole, else what `begin_body` promises.
 
     Tells a client to go on that waits for that before it sends its body (RFC 9110 §10.1.1).
     """
     if not head.has_body:
         return None
-    if b"expect" in head.values and head.is_http11 and not downstream.has_body_bytes:
+    if head.has_expectation and head.is_http11 and not downstream.has_body_bytes:
         downstream.write(_CONTINUE)
-    return downstream.begin_body(room, most)
+    body = downstream.take_whole_body()
+    if body is None:
+        return downstream.begin_body(room, most)
+    room.fill(body)
+    return None

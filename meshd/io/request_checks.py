@@ -40,10 +40,7 @@ def check_length_and_expectation(head: RequestHead, max_body_bytes: int) -> None
     """Raise MeshError for a body that is too long, or an expectation that is not served."""
     if head.content_length is not None and head.content_length > max_body_bytes:
         raise MeshError("body_too_large", f"The request body may have at most {max_body_bytes} bytes.")
-    expect = head.values.get(b"expect")
-    if (
-        expect is not None
-        and head.is_http11
-        and (expect.lower() != b"100-continue" or b"expect" in head.repeated)
-    ):
+    if not head.has_expectation or not head.is_http11:
+        return
+    if head.values[b"expect"].lower() != b"100-continue" or b"expect" in head.repeated:
         raise MeshError("expectation_failed", "The only expectation served is 100-continue.")

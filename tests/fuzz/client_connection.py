@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from meshd.errors import MeshError
 from meshd.io.downstream import DownstreamConnection
 from meshd.io.http1 import RequestHead, parse_request_head
+from tests.fakes.begun import begun
 from tests.fakes.transport import FakeClock, FakeTransport
 from tests.fuzz import request_head
 from tests.fuzz.engine import Target, cuts, main, mutated
@@ -114,7 +115,7 @@ class _Server:
                     if (head.content_length or 0) > 4096:
                         self._end(exchange, ("too large",))
                         continue
-                    exchange.ready = self.connection.begin_body(exchange.room, MOST)
+                    exchange.ready = begun(self.connection, exchange.room, MOST)
                 if exchange.ready is not None and not exchange.ready.done():
                     return
                 failure = exchange.ready.exception() if exchange.ready is not None else None

@@ -22,9 +22,6 @@ class Room:
         self.growth = growth
         self.asked: list[int] = []
 
-    def fill(self, data: bytes) -> None:
-        self.body[: len(data)] = data
-
     def grow(self, body_bytes: int) -> bool:
         self.asked.append(body_bytes)
         if body_bytes > self.growth:

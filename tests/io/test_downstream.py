@@ -23,6 +23,7 @@ from meshd.io.downstream import (
     DownstreamConnection,
 )
 from meshd.io.http1 import RequestHead, parse_request_head
+from tests.fakes.begun import begun
 from tests.fakes.transport import FakeClock, FakeTransport
 
 SCRATCH_BYTES = 16384
@@ -128,7 +129,7 @@ class Scene:
     def begin_body(self, room: Room, most: int) -> asyncio.Future[None] | None:
         """The exchange in progress has room for the body."""
         self.room = room
-        return self.connection.begin_body(room, most)
+        return begun(self.connection, room, most)
 
     def answer(self, text: bytes = b"<200>", closes: bool = False) -> None:
         """The exchange in progress answers, and ends the connection if it must."""

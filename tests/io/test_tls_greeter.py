@@ -24,6 +24,7 @@ from meshd.io.tls_downstream import TlsDownstreamConnection
 from meshd.io.tls_greeter import TlsGreeter
 from meshd.io.tls_transport import TlsTransport
 from meshd.tls import server_context
+from tests.fakes.begun import begun
 from tests.fakes.certificates import Authority
 
 CHUNK = bytes(32768)
@@ -56,7 +57,7 @@ class Exchange:
     async def _answer(self) -> None:
         length = self.head.content_length or 0
         room = Room(length)
-        ready = self.connection.begin_body(room, length)
+        ready = begun(self.connection, room, length)
         if ready is not None:
             await ready
         digest = hashlib.sha256(room.body).hexdigest().encode()
