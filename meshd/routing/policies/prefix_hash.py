@@ -33,17 +33,22 @@ class PrefixHash:
             return Pick(None, "no_tokens", fallback="no_tokens")
         if not candidates:
             return Pick(None, "no_healthy_workers")
-        counts = loads.loads(candidates.numbers)
-        owner_url = candidates.ring.owner(view.key_position, candidates.index_of)
+        index_of, numbers = candidates.index_of, candidates.numbers
+        owner_url = candidates.ring.owner(view.key_position, index_of)
         if owner_url is None:
+            counts = loads.loads(numbers)
             least = candidates.upstreams[counts.index(min(counts))]
             return Pick(least, "fallback_least_load", fallback="no_owner")
-        return self._balanced(candidates.index_of[owner_url], candidates, counts)
+        owner = index_of[owner_url]
+        own = loads.load(numbers[owner])
+        # The loads of the others can only raise the limit: where its own is within that, they are not read.
+        if own == 0 or own <= (own + 1) / len(numbers) * self._load_factor:
+            return Pick(candidates.upstreams[owner], "ring_hit")
+        return self._balanced(owner, candidates, loads.loads(numbers))
 
     def _balanced(self, owner: int, candidates: Candidates, counts: list[int]) -> Pick:
-        total = sum(counts)
-        limit = (total + 1) / len(counts) * self._load_factor
-        if total == 0 or counts[owner] <= limit:
+        limit = (sum(counts) + 1) / len(counts) * self._load_factor
+        if counts[owner] <= limit:
             return Pick(candidates.upstreams[owner], "ring_hit")
         least = min(counts)
         if least <= limit:
