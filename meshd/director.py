@@ -218,22 +218,20 @@ class Director:
 
     def job(self, endpoint: Endpoint, room: BodyRoom, body_length: int) -> Job:
         """Make the prepare job of a body that is whole; `prepare` runs it."""
-        return Job(endpoint.number, self._placer.needs_of(endpoint), room.slot, body_length, _ignore)
+        return Job(endpoint.number, self._placer.needs_of(endpoint), room.slot, body_length)
 
     def prepare(self, job: Job) -> Promise[Result]:
-        """Submit the job; the promise gives its view, or the MeshError that refuses the request.
+        """Submit the job, which promises its view, or the MeshError that refuses the request.
 
         Whoever stops waiting for it calls `cancel` first. Raises MeshError when the pool takes no job.
         """
-        result = Promise[Result]()
-        job.on_done = result.set_result
         self._prepare.submit(job)
         if self._gate.held <= 1:
             self._prepare.flush_doorbells()  # no other request is here whose job could share the wake-up
         elif not self._is_flush_due:
             self._is_flush_due = True
             self._loop.call_soon(self._flush)
-        return result
+        return job
 
     def cancel(self, job: Job) -> None:
         """Forget a job whose result nobody waits for any more; harmless when it has ended."""
@@ -353,7 +351,3 @@ class Director:
 def _was_granted(future: asyncio.Future[Any]) -> bool:
     """Whether a grant and a cancellation met: what was granted has to go back."""
     return future.done() and not future.cancelled() and future.exception() is None
-
-
-def _ignore(result: Result) -> None:
-    """Nobody waits for a job that was never prepared."""

@@ -44,7 +44,7 @@ def parse_body(body: memoryview | bytes) -> Members:
     if type(value) is not dict:
         refuse("The body must be a JSON object.")
     # A level needs an opening and a closing byte, so a short body cannot be too deep.
-    if len(body) > 2 * MAX_DEPTH and _may_be_deep(body) and _is_deep(value):
+    if len(body) > 2 * MAX_DEPTH and _has_levels(value) and _may_be_deep(body) and _is_deep(value):
         _refuse_depth()
     return value
 
@@ -84,6 +84,11 @@ def _parse_int(digits: str) -> int:
 
 def _refuse_depth() -> NoReturn:
     refuse(f"The body is nested deeper than {MAX_DEPTH} levels.")
+
+
+def _has_levels(members: Members) -> bool:
+    """Whether there is anything below the members: spares looking through a body that is one long prompt."""
+    return any(type(value) is list or type(value) is dict for value in members.values())
 
 
 def _may_be_deep(body: memoryview | bytes) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 NEEDS_TEXT: Final = 1
 NEEDS_TOKENS: Final = 2
@@ -16,19 +16,6 @@ NO_ASSIGNMENT: Final = -2
 """Values of ``RoutingView.assigned``: nobody asked the controller yet; it gave no answer."""
 
 
-class StageTimes(NamedTuple):
-    """Nanoseconds that a prepare job spent in each stage; 0 for a stage that did not run."""
-
-    json_parse: int = 0
-    template: int = 0
-    encode: int = 0
-    view: int = 0
-    decode: int = 0
-
-
-NO_STAGES = StageTimes()
-
-
 class RoutingView:
     """The facts of one body that placement uses.
 
@@ -39,7 +26,6 @@ class RoutingView:
     text up to 524288, 0 when text was not asked for.
     ``block_keys``: its keys in the prefix index, packed u64 (block_keys.py).
     ``rank_free``: the body without its ``data_parallel_rank``, see ``rank_body``; ``None`` if not asked for.
-    ``stage_ns``: what the job spent, known to the worker that ran it alone (codec.py).
     ``session_key`` and ``assigned`` do not come from the body: the first ``x-session-id``, and the number
     of the upstream that the controller assigned to a new session. An I/O process sets them on a view of
     ``for_session`` only: others share the view that it got.
@@ -58,7 +44,6 @@ class RoutingView:
         "prefix_key",
         "rank_free",
         "session_key",
-        "stage_ns",
         "text_bytes",
         "token_ids",
         "wants_logprobs",
@@ -77,7 +62,6 @@ class RoutingView:
         prefix_key: int = 0,
         key_position: int = 0,
         text_bytes: int = 0,
-        stage_ns: StageTimes = NO_STAGES,
         rank_free: tuple[int, ...] | None = None,
         block_keys: bytes = b"",
         session_key: bytes = b"",
@@ -93,11 +77,15 @@ class RoutingView:
         self.prefix_key = prefix_key
         self.key_position = key_position
         self.text_bytes = text_bytes
-        self.stage_ns = stage_ns
         self.rank_free = rank_free
         self.block_keys = block_keys
         self.session_key = session_key
         self.assigned = assigned
+
+    @property
+    def is_asked(self) -> bool:
+        """Whether it holds any of what an I/O process gets because ``NEEDS`` bits asked for it."""
+        return bool(self.rank_free is not None or self.block_keys or self.key_position or self.text_bytes)
 
     def for_session(self, session_key: bytes) -> RoutingView:
         """Return a view of its own for a request of this session, not assigned yet."""
@@ -112,7 +100,6 @@ class RoutingView:
             self.prefix_key,
             self.key_position,
             self.text_bytes,
-            self.stage_ns,
             self.rank_free,
             self.block_keys,
             session_key,
@@ -147,7 +134,6 @@ class RoutingView:
             self.prefix_key,
             self.key_position,
             self.text_bytes,
-            self.stage_ns,
             self.rank_free,
             self.block_keys,
             self.session_key,

@@ -130,6 +130,10 @@ class BoardRow(_Words):
         return self.base + BoardRow.job_deadline_ns.offset
 
     @property
+    def heartbeat_word(self) -> int:
+        return self.base + BoardRow.heartbeat_ns.offset
+
+    @property
     def epoch_word(self) -> int:
         return self.base + BoardRow.epoch.offset
 

@@ -90,7 +90,7 @@ class ViewBuilder:
         if view is None:
             members = read_request(endpoint, body, self._long_reader, reads_text=asked != 0)
             view = self._view_of(endpoint, needs, body, members, None, should_stop)
-        view.stage_ns = watch.stop()
+        watch.stop()
         return view
 
     def _build_by_opening(

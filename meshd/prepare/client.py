@@ -21,10 +21,10 @@ others. Unclaimed jobs stay on the ring for the replacement, or move to a worker
 is killed, the controller counts as cancelled: it finds how many by the difference in the metric cells. The
 word ``lost`` tells it how much of that difference is our predecessors', so that our open jobs are not in it.
 
-**Whoever waits runs within ``on_done``**: it may submit, cancel, release slots, close. So ``on_done`` is the
-last thing done for a job, what is true after it is looked at again, and results are not drained within a
-drain: requests that are refused one after the other would run within one another, as deep as there are
-results.
+**Whoever waits runs within ``set_result``**: it may submit, cancel, release slots, close. So keeping the
+promise is the last thing done for a job, what is true after it is looked at again, and results are not
+drained within a drain: requests that are refused one after the other would run within one another, as deep
+as there are results.
 
 **Late results.** A completion is matched by its place on the ring; the sequence in it is a check. A result
 for a job that is terminal is dropped, and unpins its slot.
@@ -177,7 +177,7 @@ class PrepareClient:
     def cancel(self, job: Job) -> None:
         """Forget a job whose client has left; nothing happens to a job that is terminal already.
 
-        Not claimed, it never runs; running, it is told to stop. ``on_done`` will not be called.
+        Not claimed, it never runs; running, it is told to stop. Its promise will not be kept.
         """
         if job.is_terminal or job.state is JobState.NEW:
             return
@@ -187,7 +187,7 @@ class PrepareClient:
         self._publish_waiting()
 
     def drain_completions(self) -> None:
-        """Consume all results, call their ``on_done``, dispatch what can start, ring the doorbells.
+        """Consume all results, keep their promises, dispatch what can start, ring the doorbells.
 
         Call it when this process's doorbell rang, after reading the eventfd: the other order loses wake-ups.
         """
@@ -301,7 +301,7 @@ class PrepareClient:
         if isinstance(result, MeshError):
             self._metrics.rejection(result.code)
         job.state = JobState.FINISHED
-        job.on_done(result)
+        job.set_result(result)
 
     def _decide_held(self, job: Job) -> None:
         """No descriptor is out any more: the result is whole unless a withdrawn one ran."""
@@ -343,7 +343,7 @@ class PrepareClient:
     def _fail(self, job: Job, code: str, cause: str = "") -> None:
         self._abandon(job)
         job.state = JobState.FINISHED
-        job.on_done(self._error(code, cause))
+        job.set_result(self._error(code, cause))
 
     def _abandon(self, job: Job) -> None:
         """Take the job off the queue, or withdraw its descriptor."""

@@ -2,7 +2,7 @@
 
     0            8            16           24           32           40
     ┌────────────┬────────────┬────────────┬────────────┬────────────┐
-    │ json_parse │ template   │ encode     │ view       │ decode     │ stage times, ns, u64 each
+    │ json_parse │ view       │ template   │ encode     │ decode     │ stage times, ns, u64 each
     ├────────────┴─┬──────────┴─┬────────┬─┴──────┬─────┴────────────┘
     │ key_position │ text_bytes │ name   │ tail   │                      40 … 64
     │ u64          │ u64        │ u32    │ u32    │
@@ -25,9 +25,10 @@ packed: an I/O process hands them on.
 
 What stands from ``check`` to the end of the name are the *facts* of a view, and a *plain* view is nothing
 else. All requests of a client that asks one model for one thing have the same ones, so `Results` knows a view
-by their bytes: decoding one took 16,000 instructions of a compiled build, looking it up takes 1,600. A
+by their bytes: decoding one took 16,000 instructions of a compiled build, looking it up takes 1,200. A
 *keyed* view also has its place on the ring or its text, which differ: it is made from one of equal facts. The
-times, which differ too, stay packed until they are counted.
+times, which differ too, stay packed until they are counted. The worker likewise keeps the last plain view
+packed, all but its first two words.
 
 An answer, which can be megabytes, is not copied out; one that does not fit is left out, and its record has
 in ``text_bytes`` the length of the view area that it needs.
@@ -36,11 +37,13 @@ in ``text_bytes`` the length of the view area that it needs.
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from typing import Final
 
 from meshd.api.answer import Answer
-from meshd.api.view import NO_STAGES, RoutingView, StageTimes
+from meshd.api.view import RoutingView
 from meshd.errors import CODES, MeshError
+from meshd.prepare.stopwatch import STAGES, StageTimes
 from meshd.slab import BodySlab
 
 _CHECK: Final = 0x4D565736  # "MVW6": magic and version of this layout in one word
@@ -58,6 +61,7 @@ _U32_MAX: Final = 0xFFFF_FFFF
 _PIECE_BYTES: Final = 16
 
 _TIMES: Final = struct.Struct("<5Q")
+_PLAIN_TIMES: Final = struct.Struct("<2Q")
 _KEYS: Final = struct.Struct("<QQII")
 _HEAD: Final = struct.Struct("<5QQQIIIBBHI")
 _FACTS: Final = struct.Struct("<IBBHI")
@@ -69,6 +73,7 @@ _KIND_AT: Final = FACTS_AT + 4
 _COPIED_BYTES: Final = 8192  # the longest record that is copied out as a whole; a view has 5 KiB and a name
 _KEPT_BYTES: Final = 256  # of facts that are kept: the longest names, which strangers choose, are not
 _KEPT_VIEWS: Final = 256
+_NO_TIMES: Final = StageTimes()
 
 
 class ViewTooLarge(Exception):
@@ -82,18 +87,51 @@ class CodecFault(Exception):
 # ------------------------------------------------------------------------------------- the worker writes
 
 
-def encode_view(view: RoutingView, out: memoryview) -> int:
-    """Write ``view`` and its stage times at the start of ``out`` and return the bytes written.
+class ViewWriter:
+    """Writes the views of one prepare worker; the last plain one stays packed for the next."""
 
-    Raises ``ViewTooLarge`` and leaves ``out`` as it was if the view does not fit.
-    """
+    __slots__ = ("_batch_size", "_flags", "_length", "_model", "_pack", "_rest")
+
+    def __init__(self) -> None:
+        self._keep("", 0, 1)
+
+    def write(self, view: RoutingView, times: StageTimes, out: memoryview, at: int, room: int) -> int:
+        """Write ``view`` and its stage times into ``out``, ``room`` bytes from ``at`` on; return its bytes.
+
+        Raises ``ViewTooLarge`` and leaves ``out`` as it was if the view does not fit.
+        """
+        flags = (
+            (_STREAM if view.wants_stream else 0)
+            | (_LOGPROBS if view.wants_logprobs else 0)
+            | (_HAS_STATE if view.has_state else 0)
+            | (_CREATES_STATE if view.creates_state else 0)
+        )
+        if view.is_asked or times.template or times.encode or times.decode:
+            return _encode_whole(view, flags, times, out[at : at + room])
+        if view.model != self._model or flags != self._flags or view.batch_size != self._batch_size:
+            self._keep(view.model, flags, view.batch_size)
+        _check_room(self._length, room)
+        self._pack(out, at, times.json_parse, times.view, self._rest)
+        return self._length
+
+    def _keep(self, model: str, flags: int, batch_size: int) -> None:
+        record = bytearray(HEAD_BYTES + 4 * len(model))  # a character is four bytes at most
+        view = _view_of_flags(model, flags, batch_size)
+        self._length = _encode_whole(view, flags, _NO_TIMES, memoryview(record))
+        self._rest = bytes(record[_PLAIN_TIMES.size : self._length])
+        # "n" costs half of "Q" for what has more than 30 bits.
+        plain = struct.Struct(f"@2n{len(self._rest)}s")
+        self._pack: Callable[[memoryview, int, int, int, bytes], None] = plain.pack_into
+        self._model = model
+        self._flags = flags
+        self._batch_size = batch_size
+
+    def __repr__(self) -> str:
+        return f"ViewWriter(model={self._model!r})"
+
+
+def _encode_whole(view: RoutingView, flags: int, times: StageTimes, out: memoryview) -> int:
     model = view.model.encode()
-    flags = (
-        (_STREAM if view.wants_stream else 0)
-        | (_LOGPROBS if view.wants_logprobs else 0)
-        | (_HAS_STATE if view.has_state else 0)
-        | (_CREATES_STATE if view.creates_state else 0)
-    )
     rank_free, block_keys = view.rank_free, view.block_keys
     names_end = keys_at = HEAD_BYTES + len(model)
     kind = _PLAIN
@@ -105,16 +143,11 @@ def encode_view(view: RoutingView, out: memoryview) -> int:
     elif block_keys or view.key_position or view.text_bytes:
         kind = _KEYED
     length = keys_at + len(block_keys)
-    _check_room(length, out)
-    json_parse, template, encode, facts, decode = view.stage_ns
+    _check_room(length, len(out))
     _HEAD.pack_into(
         out,
         0,
-        json_parse,
-        template,
-        encode,
-        facts,
-        decode,
+        *times.all(),
         view.key_position,
         view.text_bytes,
         len(model),
@@ -133,24 +166,24 @@ def encode_view(view: RoutingView, out: memoryview) -> int:
     return length
 
 
-def _check_room(length: int, out: memoryview) -> None:
-    if length > len(out):
-        raise ViewTooLarge(f"a view of {length} bytes does not fit {len(out)}")
+def _check_room(length: int, room: int) -> None:
+    if length > room:
+        raise ViewTooLarge(f"a view of {length} bytes does not fit {room}")
 
 
-def encode_refusal(code: str, message: str, out: memoryview, stages: StageTimes = NO_STAGES) -> int:
+def encode_refusal(code: str, message: str, out: memoryview, times: StageTimes = _NO_TIMES) -> int:
     """Write a refusal at the start of ``out`` and return the bytes written; a long message is cut."""
     name = code.encode()
     names_end = HEAD_BYTES + len(name)
     text = message.encode(errors="replace")[: len(out) - names_end]
     length = names_end + len(text)
-    _HEAD.pack_into(out, 0, *stages, 0, 0, len(name), len(text), _CHECK, _REFUSAL, 0, 0, 0)
+    _HEAD.pack_into(out, 0, *times.all(), 0, 0, len(name), len(text), _CHECK, _REFUSAL, 0, 0, 0)
     out[HEAD_BYTES:names_end] = name
     out[names_end:length] = text
     return length
 
 
-def encode_answer(model: str, body: bytes, stages: StageTimes, out: memoryview) -> int:
+def encode_answer(model: str, body: bytes, times: StageTimes, out: memoryview) -> int:
     """Write the answer ``body``, or how much room it needs, and return the bytes written.
 
     Raises ``ViewTooLarge`` if not even the model's name fits.
@@ -163,7 +196,7 @@ def encode_answer(model: str, body: bytes, stages: StageTimes, out: memoryview) 
         if length > len(out):
             raise ViewTooLarge(f"an answer of {needed} bytes does not fit {len(out)}")
     tail = length - names_end
-    _HEAD.pack_into(out, 0, *stages, 0, needed, len(name), tail, _CHECK, _ANSWER, 0, 0, 0)
+    _HEAD.pack_into(out, 0, *times.all(), 0, needed, len(name), tail, _CHECK, _ANSWER, 0, 0, 0)
     out[HEAD_BYTES:names_end] = name
     if tail:
         out[names_end:length] = body
@@ -179,12 +212,15 @@ class Results:
     A plain view is shared by all requests of equal facts; none is ever changed.
     """
 
-    __slots__ = ("_known", "_memory", "_timed")
+    __slots__ = ("_known", "_last", "_last_facts", "_memory", "_plain", "_timed")
 
     def __init__(self, slab: BodySlab) -> None:
         self._memory = slab.memory
         self._known: dict[bytes, RoutingView] = {}
-        self._timed: list[bytes] = []  # records, or the beginnings of long ones
+        self._last_facts = b""
+        self._last: RoutingView | None = None  # of these facts
+        self._plain: list[bytes] = []  # records of views that were known
+        self._timed: list[bytes] = []  # times of all others
 
     def read(self, offset: int, area: memoryview, length: int) -> RoutingView | Answer | MeshError:
         """Return the result in the first ``length`` bytes of ``area``, which lies at ``offset``.
@@ -199,9 +235,13 @@ class Results:
         if record[_KIND_AT] == _KEYED:
             return self._read_keyed(record)
         facts = record[FACTS_AT:]
-        view = self._known.get(facts)
+        view = self._last
+        if view is None or facts != self._last_facts:
+            view = self._known.get(facts)
         if view is not None:
-            self._timed.append(record)
+            self._last = view
+            self._last_facts = facts
+            self._plain.append(record)
             return view
         result = decode_result(memoryview(record))
         self._timed.append(record[:TIMES_BYTES])
@@ -231,19 +271,24 @@ class Results:
             self._known[facts] = view
 
     def take_seconds(self) -> list[tuple[str, list[float]]]:
-        """Return each stage that ran, with the seconds that it took in the jobs read since the last call."""
-        timed, self._timed = self._timed, []
-        return stage_seconds(timed) if timed else []
+        """Return each stage that ran, with the seconds that it took in jobs read since the last call.
+
+        A stage may come twice, each time with other jobs.
+        """
+        seconds = _seconds(self._plain, _PLAIN_TIMES.size) + _seconds(self._timed, TIMES_BYTES)
+        self._plain.clear()
+        self._timed.clear()
+        return seconds
 
     def __repr__(self) -> str:
         return f"Results({len(self._known)} views known)"
 
 
-def stage_seconds(records: list[bytes]) -> list[tuple[str, list[float]]]:
-    """Return each stage that ran, with the seconds that it took in these records."""
-    words = memoryview(b"".join([record[:TIMES_BYTES] for record in records])).cast("Q").tolist()
-    stages = StageTimes._fields
-    columns = [(name, words[place :: len(stages)]) for place, name in enumerate(stages)]
+def _seconds(records: list[bytes], size: int) -> list[tuple[str, list[float]]]:
+    """Return each stage that ran, and its seconds, from the first ``size`` bytes of each record."""
+    words = memoryview(b"".join([record[:size] for record in records])).cast("Q").tolist()
+    count = size // 8
+    columns = [(STAGES[place], words[place::count]) for place in range(count)]
     return [(name, [ns * 1e-9 for ns in column if ns]) for name, column in columns if any(column)]
 
 

@@ -16,7 +16,6 @@ and the others find a terminal job and are dropped.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from enum import Enum
 from typing import TYPE_CHECKING
 
@@ -24,6 +23,7 @@ from meshd.api.answer import Answer
 from meshd.api.view import RoutingView
 from meshd.errors import MeshError
 from meshd.slab import Slot
+from meshd.strand import Promise
 
 if TYPE_CHECKING:
     from meshd.prepare.lane import Entry
@@ -42,8 +42,8 @@ class JobState(Enum):
     CANCELLED = "cancelled"
 
 
-class Job:
-    """One body to be prepared. ``on_done`` gets the result or the error, once, and never after cancel.
+class Job(Promise[Result]):
+    """One body to be prepared, and the promise of its result or error, which is not kept after cancel.
 
     The job borrows ``slot`` from ``submit`` until ``release_slot``. ``claimed_ns`` and ``finished_ns`` say
     when the worker ran the attempt that gave the result; both stay 0 if none did.
@@ -62,7 +62,6 @@ class Job:
         "is_release_due",
         "is_suspect",
         "needs",
-        "on_done",
         "open_descriptors",
         "slot",
         "start_by_ns",
@@ -70,19 +69,12 @@ class Job:
         "submitted_ns",
     )
 
-    def __init__(
-        self,
-        endpoint_number: int,
-        needs: int,
-        slot: Slot,
-        body_length: int,
-        on_done: Callable[[Result], None],
-    ) -> None:
+    def __init__(self, endpoint_number: int, needs: int, slot: Slot, body_length: int) -> None:
+        super().__init__()
         self.endpoint_number = endpoint_number
         self.needs = needs
         self.slot = slot
         self.body_length = body_length
-        self.on_done = on_done
         self.submitted_ns = self.start_by_ns = self.finish_by_ns = 0
         self.claimed_ns = self.finished_ns = 0
         self.state = JobState.NEW

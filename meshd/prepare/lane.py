@@ -91,14 +91,11 @@ class Lane:
 
     def push(self, job: Job, sequence: int, now_ns: int, is_stacked: bool) -> None:
         """Submit the job's descriptor; the caller has looked that there is room."""
-        slot = job.slot
         length = job.body_length
         index = self.end.push(
             sequence,
-            slot.body_offset,
+            job.slot.place,
             length,
-            slot.view_offset,
-            slot.view_capacity,
             job.start_by_ns,
             job.endpoint_number | job.needs << 16 | job.deaths << 32,  # layout.job_word, without the call
             job.finish_by_ns,

@@ -22,12 +22,12 @@
           +512  descriptors 16 × 64 bytes                                       I/O process
           +1536 completions 16 × 64 bytes                                       prepare worker ¹
 
-    descriptor (8 words)                          completion (5 words, and 3 that nobody uses)
+    descriptor (8 words)                          completion (4 words, and 4 that nobody uses)
       0  sequence                                   0  sequence
-      1  body_offset      in the I/O seat's slab    1  outcome
-      2  body_length                                2  view_length
-      3  view_offset                                3  claimed_ns
-      4  view_capacity                              4  finished_ns
+      1  body_offset      in the I/O seat's slab    1  outcome | view_length << 8
+      2  view_offset                                2  claimed_ns
+      3  view_capacity                              3  finished_ns
+      4  body_length
       5  start_by_ns      not started after this
       6  endpoint | needs << 16 | attempt << 32
       7  finish_by_ns     no answer wanted after
@@ -52,7 +52,7 @@ from meshd.errors import StartupError
 from meshd.memory import HEADER_BYTES, Segment
 
 RINGS_KIND: Final = "rings"
-RINGS_VERSION: Final = 2
+RINGS_VERSION: Final = 3
 DEPTH: Final = 16
 RECORD_BYTES: Final = 64
 
@@ -79,6 +79,19 @@ def job_word(endpoint_number: int, needs: int, attempt: int) -> int:
     ``attempt``: 0, and 1 for the one retry after a death.
     """
     return endpoint_number | needs << 16 | attempt << 32
+
+
+def result_word(outcome: int, view_length: int) -> int:
+    """Pack the outcome of a job and the bytes of its result into the second word of a completion."""
+    return outcome | view_length << 8
+
+
+def outcome_of(word: int) -> int:
+    return word & 0xFF
+
+
+def view_length_of(word: int) -> int:
+    return word >> 8
 
 
 def endpoint_number_of(word: int) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from meshd.prepare.job import Job, JobState, Result
+from meshd.prepare.job import Job, JobState
 from meshd.prepare.lane import Lane
 from meshd.slab import BodySlab
 
@@ -16,16 +16,12 @@ def take_over(lanes: tuple[Lane, ...], slab: BodySlab) -> None:
     for lane in lanes:
         first = lane.end.taken
         for place, record in enumerate(lane.end.attach()):
-            sequence, body_offset, body_length, view_offset, view_capacity = record[:5]
+            sequence, body_offset, view_offset, view_capacity, body_length = record[:5]
             job = orphans.get(view_offset)
             if job is None:
                 slot = slab.quarantine(view_offset, view_capacity, body_offset, body_length)
-                job = orphans[view_offset] = Job(0, 0, slot, body_length, _ignore)
+                job = orphans[view_offset] = Job(0, 0, slot, body_length)
                 job.state = JobState.CANCELLED
                 job.is_release_due = True
             lane.adopt(job, first + place, sequence)
     slab.scrub()
-
-
-def _ignore(result: Result) -> None:
-    """No one waits for a job of a dead process."""

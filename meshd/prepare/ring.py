@@ -28,13 +28,25 @@ import struct
 from typing import Final
 
 from meshd.memory import Segment
-from meshd.prepare.layout import DEPTH, OUTCOME_DIED, OUTCOME_SKIPPED, RECORD_BYTES, PairLayout
+from meshd.prepare.layout import (
+    DEPTH,
+    OUTCOME_DIED,
+    OUTCOME_SKIPPED,
+    RECORD_BYTES,
+    PairLayout,
+    outcome_of,
+    result_word,
+    view_length_of,
+)
 
 FULL: Final = -1
 _MASK: Final = DEPTH - 1
-# Payload only; shared counters are item stores of the word view.
+# Payload only; shared counters are item stores of the word view. Written as "n", which costs half of "Q" for
+# what has more than 30 bits, and read as "Q", since who reads must not find a negative length.
+_DESCRIPTOR_OUT: Final = struct.Struct("@n24s4n")
 _DESCRIPTOR: Final = struct.Struct("@8Q")
-_COMPLETION: Final = struct.Struct("@5Q")
+_COMPLETION_OUT: Final = struct.Struct("@4n")
+_COMPLETION: Final = struct.Struct("@4Q")
 
 Record = tuple[int, ...]
 """The words of a descriptor. Of no fixed length for mypyc, which would take each word out and put it back."""
@@ -102,26 +114,22 @@ class IoEnd:
     def push(
         self,
         sequence: int,
-        body_offset: int,
+        place: bytes,
         body_length: int,
-        view_offset: int,
-        view_capacity: int,
         start_by_ns: int,
         job_word: int,
         finish_by_ns: int,
     ) -> int:
-        """Submit one descriptor and return its index, or ``FULL``."""
+        """Submit one descriptor and return its index, or ``FULL``. ``place``: of the slot (slab.py)."""
         index = self.tail
         if index - self.taken >= DEPTH:
             return FULL
-        _DESCRIPTOR.pack_into(
+        _DESCRIPTOR_OUT.pack_into(
             self._bytes,
             self._descriptors + (index & _MASK) * RECORD_BYTES,
             sequence,
-            body_offset,
+            place,
             body_length,
-            view_offset,
-            view_capacity,
             start_by_ns,
             job_word,
             finish_by_ns,
@@ -142,10 +150,12 @@ class IoEnd:
             self._done = self._words[self._done_word]
             if index == self._done:
                 return False
-        words: tuple[int, int, int, int, int] = _COMPLETION.unpack_from(
+        words: Record = _COMPLETION.unpack_from(
             self._bytes, self._completions + (index & _MASK) * RECORD_BYTES
         )
-        self.sequence, self.outcome, self.view_length, self.claimed_ns, self.finished_ns = words
+        self.sequence, result, self.claimed_ns, self.finished_ns = words
+        self.outcome = outcome_of(result)
+        self.view_length = view_length_of(result)
         self._words[self._taken_word] = self.taken = index + 1
         return True
 
@@ -232,12 +242,11 @@ class WorkerEnd:
     ) -> None:
         """Answer the oldest claimed descriptor."""
         done = self.done
-        _COMPLETION.pack_into(
+        _COMPLETION_OUT.pack_into(
             self._bytes,
             self._completions + (done & _MASK) * RECORD_BYTES,
             sequence,
-            outcome,
-            view_length,
+            result_word(outcome, view_length),
             claimed_ns,
             finished_ns,
         )

@@ -22,6 +22,7 @@ import os
 import select
 import time
 from collections.abc import Callable, Sequence
+from os import eventfd_write  # one look-up less for each ring
 from typing import Final
 
 from meshd.control import BoardRow, ProcessBoard, State, Topology
@@ -33,13 +34,16 @@ from meshd.prepare.layout import (
     OUTCOME_FAILED,
     OUTCOME_SKIPPED,
     open_layout,
+    outcome_of,
+    view_length_of,
 )
 from meshd.prepare.ring import Record, WorkerEnd
 
-RunJob = Callable[[int, memoryview, memoryview, Callable[[], bool]], tuple[int, int]]
-"""Runs one job: job word, body, view area, ``should_stop``; returns the outcome and the view's length."""
+RunJob = Callable[[int, memoryview, memoryview, int, int, Callable[[], bool]], int]
+"""Runs one job: job word, body, then the slab with offset and capacity of the view area in it, and
+``should_stop``; returns the result word of the completion (layout.py)."""
 
-_POLL_MS: Final = 50
+_POLL_S: Final = 0.05
 _NEWS_AGE_NS: Final = 100_000
 
 
@@ -108,6 +112,7 @@ class PrepareWorker:
         self._board_words = row.words
         self._busy_word = row.busy_word
         self._deadline_word = row.job_deadline_word
+        self._heartbeat_word = row.heartbeat_word
         self._bell = bell
         self._run_job = run_job
         self._on_exception = on_exception
@@ -129,26 +134,25 @@ class PrepareWorker:
 
     def run(self) -> None:
         """Serve until asked to leave; the caller has been entered on the board by its leader."""
-        poller = select.poll()
-        poller.register(self._bell, select.POLLIN)
-        if self._supervisor is not None:
-            poller.register(self._supervisor, select.POLLIN)
         row = self._row
         row.beat()
         row.state = State.READY
-        while not self._is_retired():
-            self._serve_all()
-            self._fall_idle()
-            if self._is_retired():
-                break
-            ready = poller.poll(_POLL_MS)
-            if len(ready) > 1 or self._supervisor is None:
-                break
-            if ready:
-                if ready[0][0] != self._bell:  # the supervisor is gone
+        with select.epoll() as poller:
+            # Edge-triggered, so that a ring is an event of its own and the counter need not be read. An event
+            # is gone before the rings are looked at: the other order loses wake-ups.
+            poller.register(self._bell, select.EPOLLIN | select.EPOLLET)
+            if self._supervisor is not None:
+                poller.register(self._supervisor, select.EPOLLIN)
+            poll = poller.poll
+            while True:
+                is_wanted = self._serve_all()
+                self._fall_idle()
+                if not is_wanted:
                     break
-                os.eventfd_read(self._bell)  # before looking at the rings: the other order loses wake-ups
-            row.beat(self._clock())
+                ready = poll(_POLL_S, 2)
+                if self._supervisor is None or len(ready) > 1 or (ready and ready[0][0] != self._bell):
+                    break  # the supervisor is gone
+                self._board_words[self._heartbeat_word] = self._clock()
         row.state = State.DRAINING
 
     def _is_retired(self) -> bool:
@@ -161,7 +165,10 @@ class PrepareWorker:
             if self._reopen_log is not None:
                 self._reopen_log()
 
-    def _serve_all(self) -> None:
+    def _serve_all(self) -> bool:
+        """Serve until every ring is empty; return False if the leader asked us to leave."""
+        if self._is_retired():
+            return False
         sources = self._sources
         has_work = True
         while has_work:
@@ -173,16 +180,17 @@ class PrepareWorker:
                     has_work = True
                     self._serve(source, record)
                     if self._is_retired():
-                        return
+                        return False
+        return True
 
     def _serve(self, source: _Source, record: Record) -> None:
         end = source.end
         (
             sequence,
             body_offset,
-            body_length,
             view_offset,
             view_capacity,
+            body_length,
             start_by_ns,
             job_word,
             finish_by_ns,
@@ -208,12 +216,15 @@ class PrepareWorker:
                 board[self._busy_word] = BUSY
             slab = source.slab
             try:
-                outcome, view_length = self._run_job(
+                result = self._run_job(
                     job_word,
                     slab[body_offset : body_offset + body_length],
-                    slab[view_offset : view_offset + view_capacity],
+                    slab,
+                    view_offset,
+                    view_capacity,
                     source.should_stop,
                 )
+                outcome, view_length = outcome_of(result), view_length_of(result)
             except (SystemExit, KeyboardInterrupt):
                 raise
             except BaseException as error:  # a Rust panic in a tokenizer is no Exception
@@ -233,7 +244,7 @@ class PrepareWorker:
             if source.has_news:
                 if is_due or (source is not current and source.end.is_empty):
                     source.has_news = False
-                    os.eventfd_write(source.bell, 1)
+                    eventfd_write(source.bell, 1)
                 else:
                     has_news = True
         if not has_news:
@@ -242,7 +253,7 @@ class PrepareWorker:
     def _tell_those_left_waiting(self) -> None:
         for source in self._sources:
             if not source.end.is_empty:
-                os.eventfd_write(source.bell, 1)
+                eventfd_write(source.bell, 1)
 
     def _fall_idle(self) -> None:
         """Say so on the board first: whoever is rung then finds this worker free."""
@@ -252,7 +263,7 @@ class PrepareWorker:
         for source in self._sources:
             if source.has_news or words[source.waiting_word]:
                 source.has_news = False
-                os.eventfd_write(source.bell, 1)
+                eventfd_write(source.bell, 1)
         self._news_since_ns = 0
 
 

@@ -49,7 +49,7 @@ class Director:
 
     def job(self, endpoint: Endpoint, room: BodyRoom, body_length: int) -> Job:
         assert endpoint is TOKENIZE
-        return Job(endpoint.number, 0, room.slot, body_length, lambda result: None)
+        return Job(endpoint.number, 0, room.slot, body_length)
 
     async def prepare(self, job: Job) -> Any:
         if self.refusal is not None:

@@ -16,11 +16,11 @@ from typing import Any
 
 import pytest
 
-from meshd.api.view import NEEDS_TOKENS, RoutingView, StageTimes
+from meshd.api.view import NEEDS_TOKENS, RoutingView
 from meshd.control import BoardRow, ChildLink, ProcessBoard, Role, State, Topology, send_message
 from meshd.memory import Segment
 from meshd.prepare.client import Job, PrepareClient, PrepareMetrics, Result
-from meshd.prepare.codec import encode_refusal, encode_view
+from meshd.prepare.codec import encode_refusal
 from meshd.prepare.group import PrepareGroup
 from meshd.prepare.layout import (
     OUTCOME_FAILED,
@@ -30,10 +30,14 @@ from meshd.prepare.layout import (
     attempt_of,
     create_rings,
     open_layout,
+    result_word,
 )
 from meshd.prepare.ring import Record, WorkerEnd
+from meshd.prepare.stopwatch import StageTimes
 from meshd.prepare.worker import PrepareWorker
 from meshd.slab import SLAB_KIND, BodySlab
+from tests.fakes.results import encode_view
+from tests.fakes.strands import run_strand
 
 MS = 1_000_000
 ENDPOINT = 7
@@ -131,13 +135,15 @@ class FrontDoor:
         assert slot is not None
         slot.body[: len(body)] = body
 
-        def on_done(result: Result) -> None:
+        async def wait() -> None:
+            result = await job
             assert job not in self.results, "a second result"
             self.results[job] = result
             self.order.append(job)
             job.release_slot()
 
-        job = Job(self.endpoint_number, self.needs, slot, len(body), on_done)
+        job = Job(self.endpoint_number, self.needs, slot, len(body))
+        run_strand(wait())
         try:
             self.client.submit(job)
         except BaseException:
@@ -199,8 +205,8 @@ class HandWorker:
 
     def finish(self, record: Record, outcome: int = OUTCOME_VIEW, model: str = "") -> None:
         """Write the view and complete; the model defaults to the body."""
-        view = memoryview(self._slab)[record[3] : record[3] + record[4]]
-        body = bytes(self._slab[record[1] : record[1] + record[2]])
+        view = memoryview(self._slab)[record[2] : record[2] + record[3]]
+        body = bytes(self._slab[record[1] : record[1] + record[4]])
         length = 0
         if outcome == OUTCOME_VIEW:
             length = encode_view(RoutingView(model or body.decode()[:200]), view)
@@ -215,7 +221,7 @@ class HandWorker:
         record = self.take()
         if record is None:
             return None
-        body = bytes(self._slab[record[1] : record[1] + record[2]]).decode()
+        body = bytes(self._slab[record[1] : record[1] + record[4]]).decode()
         if self.end.is_void() or self.pool.clock() >= record[5]:
             self.finish(record, OUTCOME_SKIPPED)
             return f"skipped {body}"
@@ -228,7 +234,7 @@ class HandWorker:
         self.end.settle(self.pool.clock())
 
 
-def play(job_word: int, body: memoryview, view: memoryview, gates: tuple[int, int]) -> tuple[int, int]:
+def play(job_word: int, body: memoryview, view: memoryview, gates: tuple[int, int]) -> int:
     """The job of forked workers; the body says what happens."""
     started, gate = gates
     kind, _, text = bytes(body).decode().partition(":")
@@ -242,11 +248,12 @@ def play(job_word: int, body: memoryview, view: memoryview, gates: tuple[int, in
     if kind == "raise":
         raise BaseException("a panic")
     if kind == "refuse":
-        return OUTCOME_REFUSED, encode_refusal("invalid_request", text, view)
+        return result_word(OUTCOME_REFUSED, encode_refusal("invalid_request", text, view))
     if kind == "fail":
-        return OUTCOME_FAILED, 0
-    times = StageTimes(1000, 0, 2000, 3000)
-    return OUTCOME_VIEW, encode_view(RoutingView(f"{text}@{attempt_of(job_word)}", stage_ns=times), view)
+        return result_word(OUTCOME_FAILED, 0)
+    times = StageTimes(json_parse=1000, encode=2000, view=3000)
+    found = RoutingView(f"{text}@{attempt_of(job_word)}")
+    return result_word(OUTCOME_VIEW, encode_view(found, view, times))
 
 
 class Pool:
@@ -309,7 +316,9 @@ class Pool:
                 self.board,
                 self.bells[seat],
                 self.io_bells,
-                lambda job_word, body, view, _: play(job_word, body, view, (self.started, self.gate)),
+                lambda job_word, body, slab, at, room, _: play(
+                    job_word, body, slab[at : at + room], (self.started, self.gate)
+                ),
                 lambda error: None,
                 supervisor_pid,
             ).run()

@@ -10,6 +10,7 @@ import pytest
 from meshd.errors import MeshError
 from meshd.prepare.client import Job, default_capacity
 from meshd.prepare.layout import OUTCOME_FAILED, OUTCOME_REFUSED, OUTCOME_SKIPPED, OUTCOME_VIEW
+from tests.fakes.strands import run_strand
 
 MS = 1_000_000
 MakePool = Callable[..., Any]
@@ -33,20 +34,20 @@ def test_whoever_is_told_of_a_result_may_drain_and_submit_without_nesting(make_p
     door = pool.door()
     told: list[str] = []
 
-    def on_done(name: str, again: str | None) -> Callable[[object], None]:
-        def tell(result: object) -> None:
-            told.append(f"{name} begins")
-            door.client.drain_completions()
-            if again is not None:
-                submit(again)
-            told.append(f"{name} ends")
-
-        return tell
+    async def wait(job: Job, name: str, again: str | None) -> None:
+        await job
+        told.append(f"{name} begins")
+        door.client.drain_completions()
+        if again is not None:
+            submit(again)
+        told.append(f"{name} ends")
 
     def submit(name: str, again: str | None = None) -> None:
         slot = door.slab.reserve(1)
         slot.body[:1] = name.encode()
-        door.client.submit(Job(1, 0, slot, 1, on_done(name, again)))
+        job = Job(1, 0, slot, 1)
+        run_strand(wait(job, name, again))
+        door.client.submit(job)
 
     submit("a", "c")
     submit("b")

@@ -5,22 +5,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshd.api.answer import Answer
-from meshd.api.view import RoutingView, StageTimes
+from meshd.api.view import RoutingView
 from meshd.errors import CODES, MeshError
 from meshd.memory import Segment
 from meshd.prepare.codec import (
     HEAD_BYTES,
-    TIMES_BYTES,
     CodecFault,
     Results,
     ViewTooLarge,
+    ViewWriter,
     decode_result,
     encode_answer,
     encode_refusal,
-    encode_view,
-    stage_seconds,
 )
+from meshd.prepare.stopwatch import STAGES, StageTimes
 from meshd.slab import BodySlab, Slot
+from tests.fakes.results import encode_view, seconds_in
 
 U64 = st.integers(0, 2**64 - 1)
 VIEWS = st.builds(
@@ -47,29 +47,24 @@ PLAIN_VIEWS = st.builds(
     has_state=st.booleans(),
     creates_state=st.booleans(),
 )
-TIMES = st.builds(StageTimes, U64, U64, U64, U64, U64)
+NS = st.integers(0, 2**63 - 1)
+TIMES = st.builds(StageTimes, NS, NS, NS, NS, NS) | st.builds(StageTimes, NS, NS)
 
 
 def area(size: int = 8192) -> memoryview:
     return memoryview(bytearray(b"\xaa" * size))
 
 
-def times_of(out: memoryview) -> dict[str, float]:
-    return {name: values[0] for name, values in stage_seconds([bytes(out[:TIMES_BYTES])])}
-
-
 def seconds(times: StageTimes) -> dict[str, float]:
-    return {name: ns * 1e-9 for name, ns in times._asdict().items() if ns}
+    return {name: ns * 1e-9 for name, ns in zip(STAGES, times.all(), strict=True) if ns}
 
 
 @given(VIEWS | PLAIN_VIEWS, TIMES)
 def test_a_view_and_its_stage_times_survive_the_round_trip(view, times):
     out = area()
-    view.stage_ns = times
-    length = encode_view(view, out)
-    view.stage_ns = StageTimes()
+    length = encode_view(view, out, times)
     assert decode_result(out[:length]) == view
-    assert times_of(out) == seconds(times)
+    assert seconds_in(bytes(out[:length])) == seconds(times)
 
 
 def test_token_ids_and_their_key_stay_with_the_worker():
@@ -83,14 +78,32 @@ def test_a_plain_view_ends_with_the_name_of_its_model(view):
     assert encode_view(view, area()) == HEAD_BYTES + len(view.model.encode())
 
 
+@given(st.lists(st.tuples(VIEWS | PLAIN_VIEWS, TIMES), min_size=2, max_size=6))
+def test_a_writer_writes_what_it_would_write_first(views):
+    writer = ViewWriter()
+    for view, times in views + views[::-1]:
+        out, expected = area(), area()
+        assert writer.write(view, times, out, 0, len(out)) == encode_view(view, expected, times)
+        assert out == expected
+
+
+def test_a_view_is_written_within_its_area_alone():
+    for view in (RoutingView("m1"), RoutingView("m1", block_keys=b"12345678")):
+        out = area()
+        length = ViewWriter().write(view, StageTimes(), out, 4096, 100)
+        assert decode_result(out[4096 : 4096 + length]) == view
+        assert set(out[:4096]) == set(out[4096 + length :]) == {0xAA}
+
+
 @given(st.sampled_from(sorted(CODES)), st.text())
 def test_a_refusal_survives_the_round_trip(code, message):
     out = area()
     times = StageTimes(1, 2, 3, 4, 5)
-    refusal = decode_result(out[: encode_refusal(code, message, out, times)])
+    length = encode_refusal(code, message, out, times)
+    refusal = decode_result(out[:length])
     assert isinstance(refusal, MeshError)
     assert (refusal.code, refusal.message, refusal.status) == (code, message, CODES[code].status)
-    assert times_of(out) == seconds(times)
+    assert seconds_in(bytes(out[:length])) == seconds(times)
 
 
 def test_a_view_that_does_not_fit_leaves_the_area_as_it_was():
@@ -127,15 +140,18 @@ def test_an_answer_stays_in_the_area_and_is_found_there(model, body, times):
     length = encode_answer(model, body, times, out)
     answer = decode_result(out[:length])
     assert isinstance(answer, Answer) and answer.is_written
-    assert (answer.model, answer.view_bytes, times_of(out)) == (model, length, seconds(times))
+    assert (answer.model, answer.view_bytes) == (model, length)
+    assert seconds_in(bytes(out[:length])) == seconds(times)
     assert bytes(out[answer.start : answer.start + answer.length]) == body
 
 
 def test_an_answer_that_does_not_fit_says_how_much_room_it_needs():
     out, times, body = area(1000), StageTimes(1, 0, 2), b"x" * 5000
-    answer = decode_result(out[: encode_answer("m1", body, times, out)])
+    length = encode_answer("m1", body, times, out)
+    answer = decode_result(out[:length])
     assert isinstance(answer, Answer)
-    assert (answer.is_written, answer.model, times_of(out)) == (False, "m1", seconds(times))
+    assert (answer.is_written, answer.model) == (False, "m1")
+    assert seconds_in(bytes(out[:length])) == seconds(times)
     large = area(answer.view_bytes)
     assert encode_answer("m1", body, times, large[:-1]) < HEAD_BYTES + 5
     assert encode_answer("m1", body, times, large) == len(large)
@@ -217,8 +233,8 @@ class Reader:
         self.slot: Slot = slab.reserve(1)  # type: ignore[assignment]
         self.results = Results(slab)
 
-    def read(self, view: RoutingView) -> object:
-        length = encode_view(view, self.slot.view)
+    def read(self, view: RoutingView, *times: int) -> object:
+        length = encode_view(view, self.slot.view, StageTimes(*times))
         return self.results.read(self.slot.view_offset, self.slot.view, length)
 
 
@@ -231,9 +247,10 @@ def test_views_read_one_after_the_other_are_what_was_written(views):
 
 def test_requests_of_the_same_facts_share_one_view_whatever_time_they_took():
     reader = Reader()
-    first = reader.read(RoutingView("m1", True, stage_ns=StageTimes(1, 2)))
-    assert reader.read(RoutingView("m1", True, stage_ns=StageTimes(3, 4))) is first
-    assert reader.read(RoutingView("m1", False)) is not first
+    first = reader.read(RoutingView("m1", True), 1, 2)
+    assert reader.read(RoutingView("m1", True), 3, 4) is first
+    assert reader.read(RoutingView("m1", False), 3, 4) is not first
+    assert reader.read(RoutingView("m1", True), 5, 6, 7) is first
 
 
 def test_a_view_with_keys_is_one_of_its_own():
@@ -277,13 +294,15 @@ def test_a_record_that_is_none_is_a_fault_for_the_reader_too():
 
 def test_stages_that_did_not_run_are_no_times_of_theirs():
     reader = Reader()
-    reader.read(RoutingView("m", stage_ns=StageTimes(5, 0, 7)))
-    reader.read(RoutingView("m", stage_ns=StageTimes(6, 0, 0, 9)))
-    reader.read(RoutingView("m" * 300, stage_ns=StageTimes(7)))
+    reader.read(RoutingView("m"), 5, 0, 0, 7)
+    reader.read(RoutingView("m"), 6, 9)
+    reader.read(RoutingView("m"), 8)
+    reader.read(RoutingView("m" * 300), 7)
     assert reader.results.take_seconds() == [
-        ("json_parse", [5 * 1e-9, 6 * 1e-9, 7 * 1e-9]),
-        ("encode", [7 * 1e-9]),
+        ("json_parse", [6 * 1e-9, 8 * 1e-9]),
         ("view", [9 * 1e-9]),
+        ("json_parse", [5 * 1e-9, 7 * 1e-9]),
+        ("encode", [7 * 1e-9]),
     ]
     assert reader.results.take_seconds() == []
 

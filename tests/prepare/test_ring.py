@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections import deque
 
 from hypothesis import settings
@@ -19,7 +20,7 @@ def make_ends() -> tuple[IoEnd, WorkerEnd]:
 
 
 def push(io: IoEnd, sequence: int) -> int:
-    return io.push(sequence, 1, 2, 3, 4, 5, 6, 7)
+    return io.push(sequence, struct.pack("3Q", 1, 2, 3), 4, 5, 6, 7)
 
 
 def pop(io: IoEnd) -> tuple[int, ...] | None:
@@ -29,13 +30,13 @@ def pop(io: IoEnd) -> tuple[int, ...] | None:
 
 def test_a_descriptor_arrives_with_all_its_words_and_so_does_the_completion() -> None:
     io, worker = make_ends()
-    words = tuple(2**64 - 1 - n for n in range(8))
+    words = tuple(2**63 - 1 - n for n in range(8))
     assert worker.take() is None and pop(io) is None
-    assert io.push(*words) == 0
+    assert io.push(words[0], struct.pack("3Q", *words[1:4]), *words[4:]) == 0
     assert worker.take() == words
     assert io.claimed == 1
-    worker.complete(2**64 - 1, OUTCOME_VIEW, 11, 22, 33)
-    assert pop(io) == (2**64 - 1, OUTCOME_VIEW, 11, 22, 33)
+    worker.complete(2**63 - 1, OUTCOME_DIED, 2**55 - 1, 22, 33)
+    assert pop(io) == (2**63 - 1, OUTCOME_DIED, 2**55 - 1, 22, 33)
     assert worker.take() is None and pop(io) is None
 
 

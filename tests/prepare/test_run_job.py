@@ -10,13 +10,22 @@ import pytest
 from meshd.api.endpoints import ENDPOINTS
 from meshd.api.view import RoutingView
 from meshd.errors import MeshError
-from meshd.prepare.codec import HEAD_BYTES, TIMES_BYTES, decode_result, stage_seconds
-from meshd.prepare.layout import OUTCOME_REFUSED, OUTCOME_SKIPPED, OUTCOME_VIEW, job_word
+from meshd.prepare.codec import HEAD_BYTES, decode_result
+from meshd.prepare.layout import (
+    OUTCOME_REFUSED,
+    OUTCOME_SKIPPED,
+    OUTCOME_VIEW,
+    job_word,
+    outcome_of,
+    view_length_of,
+)
 from meshd.prepare.run_job import JobRunner
 from meshd.prepare.stopwatch import Stopped, Stopwatch
 from meshd.prepare.tokenize import TokenizerAnswers
+from tests.fakes.results import seconds_in
 
 CHAT = next(endpoint for endpoint in ENDPOINTS if endpoint.path == "/v1/chat/completions")
+AT = 64  # where the view area lies in the slab
 
 
 class FakeBuilder:
@@ -37,16 +46,15 @@ class FakeBuilder:
         return self.answer
 
 
-def run(
-    answer: RoutingView | BaseException, view_bytes: int = 1000
-) -> tuple[int, Any, dict[str, list[float]]]:
-    view = memoryview(bytearray(view_bytes))
+def run(answer: RoutingView | BaseException, view_bytes: int = 1000) -> tuple[int, Any, dict[str, float]]:
+    slab = memoryview(bytearray(AT + view_bytes))
     runner = JobRunner(FakeBuilder(answer))
-    outcome, length = runner.run(job_word(CHAT.number, 3, 0), memoryview(b"{}"), view, lambda: False)
+    word = runner.run(job_word(CHAT.number, 3, 0), memoryview(b"{}"), slab, AT, view_bytes, lambda: False)
+    outcome, length = outcome_of(word), view_length_of(word)
     if not length:
         return outcome, None, {}
-    times = bytes(view[:TIMES_BYTES])
-    return outcome, decode_result(view[:length]), dict(stage_seconds([times]))
+    record = slab[AT : AT + length]
+    return outcome, decode_result(record), seconds_in(bytes(record))
 
 
 def test_a_view_a_refusal_and_a_stop_are_told_apart() -> None:
@@ -55,7 +63,7 @@ def test_a_view_a_refusal_and_a_stop_are_told_apart() -> None:
     outcome, refusal, times = run(MeshError("invalid_request", "messages is missing"))
     assert outcome == OUTCOME_REFUSED
     assert (refusal.code, refusal.message) == ("invalid_request", "messages is missing")
-    assert times == {"json_parse": [5e-9]}, "the time until it refused counts too"
+    assert times == {"json_parse": 5e-9}, "the time until it refused counts too"
     assert run(Stopped()) == (OUTCOME_SKIPPED, None, {})
 
 

@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 from meshd.api.endpoints import ENDPOINTS
-from meshd.api.view import StageTimes
 from meshd.errors import MeshError
-from meshd.prepare.stopwatch import Stopped, Stopwatch
+from meshd.prepare.stopwatch import StageTimes, Stopped, Stopwatch
 from meshd.prepare.tokenize import TokenizerAnswers
 from meshd.prepare.tokenizer import DecodeFailed, EncodeFailed
 

@@ -16,6 +16,7 @@ from meshd.prepare.layout import (
     OUTCOME_FAILED,
     OUTCOME_SKIPPED,
     OUTCOME_VIEW,
+    result_word,
 )
 from meshd.prepare.worker import PrepareWorker
 
@@ -43,8 +44,14 @@ class Harness:
         self.pool.rings.words[self.retire_word] = os.getpid()
 
     def run_job(
-        self, job_word: int, body: memoryview, view: memoryview, should_stop: Callable[[], bool]
-    ) -> tuple[int, int]:
+        self,
+        job_word: int,
+        body: memoryview,
+        slab: memoryview,
+        view_offset: int,
+        view_capacity: int,
+        should_stop: Callable[[], bool],
+    ) -> int:
         text = bytes(body).decode().rstrip()
         self.ran.append(text)
         self.during(text)
@@ -52,8 +59,8 @@ class Harness:
             self.leave()
         if text == "raise":
             raise BaseException("a panic")
-        view[: len(text)] = text.encode()
-        return OUTCOME_VIEW, len(text)
+        slab[view_offset : view_offset + len(text)] = text.encode()
+        return result_word(OUTCOME_VIEW, len(text))
 
     def push(self, text: str, seat: int = 0, **changes: int) -> None:
         """Put a job on the ring of one I/O seat, without its client."""
@@ -64,10 +71,8 @@ class Harness:
         end = self.doors[seat].client._lanes[0].end
         index = end.push(
             words["sequence"],
-            slot.body_offset,
+            slot.place,
             len(data),
-            slot.view_offset,
-            slot.view_capacity,
             words["start_by_ns"],
             0,
             words["finish_by_ns"],

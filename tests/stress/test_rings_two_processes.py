@@ -10,6 +10,7 @@ import os
 import random
 import select
 import signal
+import struct
 import threading
 import time
 
@@ -19,13 +20,18 @@ from meshd.memory import Segment
 from meshd.prepare.layout import OUTCOME_VIEW, RINGS_KIND, RINGS_VERSION, create_rings, open_layout
 from meshd.prepare.ring import FULL, IoEnd, WorkerEnd
 
-MASK = 2**64 - 1
+MASK = 2**63 - 1
+PLACE = struct.Struct("3Q")
 MIX = 0x9E3779B97F4A7C15
 
 
 def words_of(sequence: int) -> tuple[int, ...]:
     """Eight words that can only belong together; every byte of every word changes from one to the next."""
     return tuple((sequence + n) * MIX & MASK for n in range(8))
+
+
+def push(io: IoEnd, words: tuple[int, ...]) -> int:
+    return io.push(words[0], PLACE.pack(*words[1:4]), *words[4:])
 
 
 def serve(segment_fd: int, bell: int, back: int, count: int) -> int:
@@ -75,7 +81,7 @@ def test_every_descriptor_and_completion_crosses_whole_and_in_order(count: int, 
     try:
         while popped < count and time.monotonic() < give_up_at:
             pushed_before = pushed
-            while pushed < count and io.push(*words_of(pushed)) != FULL:  # type: ignore[arg-type]
+            while pushed < count and push(io, words_of(pushed)) != FULL:
                 pushed += 1
             if pushed > pushed_before:
                 os.eventfd_write(bell, 1)
