@@ -241,6 +241,8 @@ def open_services(
         date=HttpDate(time.time),
         controller=Address("controller", unix_path=topology.controller_socket),
         max_body_bytes=min(settings.max_payload_size, topology.body_memory_bytes),
+        request_timeout_s=settings.request_timeout_secs,
+        first_byte_timeout_s=settings.first_byte_timeout_secs,
         io_process=manifest.index,
         clock=clock,
         ledger=Ledger(metrics, log, manifest.index, tracing),

@@ -105,7 +105,7 @@ class Attempts:
         self._endpoint = endpoint
         self._view = view
         self._room = room
-        self._deadline = holder.record.prepared_at + io.settings.request_timeout_secs
+        self._deadline = holder.record.prepared_at + io.request_timeout_s
         self._traced: LegTrace | None = None
         self.authority = ""
         self.began_at = 0.0  # of the last attempt

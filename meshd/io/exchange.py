@@ -213,7 +213,7 @@ class Exchange(Holder):
         record.routed = io.metrics.routed(record.model_label, endpoint.label, False)
         origins = io.director.origins(endpoint)
         request = ResourceRequest(self._head, endpoint, resource_id, record.request_id, record)
-        deadline = record.ticket_at + io.settings.request_timeout_secs
+        deadline = record.ticket_at + io.request_timeout_s
         fan_out = self._fan_out = FanOut(io, io.director, request, deadline)
         self.leg, response, authority, self.placement = await fan_out.run(origins)
         self._fan_out = None

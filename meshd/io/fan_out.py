@@ -115,7 +115,7 @@ class FanOut:
 
         Raises ``MeshError`` ``no_worker_response`` if none answered.
         """
-        first_byte_s = self._io.settings.first_byte_timeout_secs
+        first_byte_s = self._io.first_byte_timeout_s
         self._limit_s = first_byte_s or (ANSWER_SECS if len(origins) > 1 else None)
         waiting = deque(enumerate(origins))
         asked: set[asyncio.Task[_Answer | None]] = set()

@@ -37,7 +37,7 @@ async def ask_first_upstream(io: Services, holder: Holder, head: RequestHead) ->
         api_key=key,
         sends_x_api_key=False,
     )
-    leg = holder.leg = Leg(io, io.clock() + io.settings.request_timeout_secs)
+    leg = holder.leg = Leg(io, io.clock() + io.request_timeout_s)
     try:
         response = await leg.ask(address, head.method, request, [], needs_fresh=False)
     except UpstreamFailure as failure:

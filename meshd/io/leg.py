@@ -156,7 +156,7 @@ class Leg(Promise[ResponseHead]):
     def _start(self, connection: UpstreamConnection, now: float) -> None:
         self.connection = connection
         connection.start(self._method, self._request, self._body, self, now)
-        limit_s = self._io.settings.first_byte_timeout_secs
+        limit_s = self._io.first_byte_timeout_s
         if limit_s:
             self._first_byte_deadline = connection.last_byte_at + limit_s
 
@@ -216,7 +216,7 @@ class Leg(Promise[ResponseHead]):
             elif now - self._progress_at > self._io.settings.stream_idle_timeout_secs:
                 connection.fail("upstream_timeout", "the upstream takes no request bytes")
             if self._first_byte_deadline:
-                self._first_byte_deadline = now + self._io.settings.first_byte_timeout_secs
+                self._first_byte_deadline = now + self._io.first_byte_timeout_s
         elif 0.0 < self._first_byte_deadline < now:
             connection.fail("upstream_timeout", "first-byte timer")
 

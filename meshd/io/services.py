@@ -38,6 +38,8 @@ class Services:
     date: HttpDate
     controller: Address
     max_body_bytes: int
+    request_timeout_s: float  # of the settings, at hand for each request
+    first_byte_timeout_s: float
     io_process: int
     clock: Callable[[], float]
     ledger: Ledger

@@ -123,12 +123,20 @@ class _Route:
     where there is no choice, ``None`` where there is one.
     """
 
-    __slots__ = ("candidates", "has_branches", "is_state_split", "only", "policy", "policy_name", "recorder",
-                 "selections")  # fmt: skip
+    __slots__ = ("candidates", "endpoint", "has_branches", "is_state_split", "model", "only", "policy",
+                 "policy_name", "recorder", "selections")  # fmt: skip
 
     def __init__(
-        self, candidates: Candidates, policy: Policy, selections: BufferedCounter, is_state_split: bool
+        self,
+        endpoint: Endpoint,
+        model: str,
+        candidates: Candidates,
+        policy: Policy,
+        selections: BufferedCounter,
+        is_state_split: bool,
     ) -> None:
+        self.endpoint = endpoint
+        self.model = model
         self.candidates = candidates
         self.policy = policy
         self.policy_name = policy.name
@@ -161,6 +169,7 @@ class Placer:
         self._ranked: frozenset[int] = frozenset()
         self.needs_session = False  # by the generation last seen: a policy in force reads the session key
         self._routes: dict[int, dict[str, _Route]] = {}  # by endpoint number and model
+        self._last_route: _Route | None = None  # most requests are like the one before
         self._conditions = conditions
         self._availability = Availability(conditions)
         self._ids: dict[int, str] = {}  # whose each number was, as far as this process has seen
@@ -299,6 +308,7 @@ class Placer:
         self._conditions.watch(upstream.number for upstream in registry.upstreams)
         self._registry = registry
         self._routes.clear()
+        self._last_route = None
         self._availability.renew(registry)
         self._policies.renew(registry)
         self.needs_session = self._policies.needs & NEEDS_SESSION != 0
@@ -353,9 +363,15 @@ class Placer:
     def _route(self, endpoint: Endpoint, model: str) -> _Route:
         """Return the route of the newest generation. Raises ``MeshError`` if there is none."""
         self._refresh()
+        last = self._last_route
+        if last is not None and last.endpoint is endpoint and last.model == model:
+            return last
         by_model = self._routes.get(endpoint.number)
         route = None if by_model is None else by_model.get(model)
-        return self._new_route(endpoint, model) if route is None else route
+        if route is None:
+            route = self._new_route(endpoint, model)
+        self._last_route = route
+        return route
 
     def _new_route(self, endpoint: Endpoint, model: str) -> _Route:
         if self._topology == "pd" and not endpoint.is_served_in_pd:
@@ -366,6 +382,8 @@ class Placer:
             raise MeshError("unsupported_api", "No server of this model offers this API.")
         policy = self._policies.policy(endpoint, model, known)
         route = _Route(
+            endpoint,
+            model,
             Candidates(filter(is_available, able), self._registry),
             policy,
             self._metrics.selections(self.label_of(model), policy.name),

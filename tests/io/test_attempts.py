@@ -82,9 +82,9 @@ class Scene:
         self.record = Record(0.0)
         self.pool = UpstreamPool(asyncio.get_running_loop(), idle_timeout_s=4.0, connect_timeout_s=5.0)
         self.clock = asyncio.get_running_loop().time
-        self.settings = SimpleNamespace(
-            first_byte_timeout_secs=0.0, upstream_connect_timeout_secs=5.0, request_timeout_secs=60.0
-        )
+        self.settings = SimpleNamespace(upstream_connect_timeout_secs=5.0)
+        self.request_timeout_s = 60.0
+        self.first_byte_timeout_s = 0.0
         self.retry_rules = rules
         self.director = self.budget = self
         self.needs_session = False
@@ -276,7 +276,7 @@ def test_answer_is_relayed_at_once_without_budget_or_time_or_anybody_soon() -> N
             assert await it.run() == (429, b"mine")
             assert it.of("no budget", "back-off", "release") == ["no budget"]
         async with scene([reply(429, b"mine")], initial_s=10, max_s=20) as it:
-            it.plan, it.settings.request_timeout_secs = [0], 5.0
+            it.plan, it.request_timeout_s = [0], 5.0
             assert await it.run() == (429, b"mine")
             assert it.of("back-off") == [] and it.budget_left == 100
         async with scene([reply(429, b"mine")]) as it:
@@ -330,7 +330,7 @@ def test_cool_down_is_waited_for_and_is_no_attempt() -> None:
             it.plan = [0.31]
             with pytest.raises(NoneAvailable):
                 await it.run()
-            it.plan, it.settings.request_timeout_secs = [0.2], 0.1
+            it.plan, it.request_timeout_s = [0.2], 0.1
             with pytest.raises(NoneAvailable):
                 await it.run()
 
@@ -398,7 +398,7 @@ def test_connect_ends_with_the_request_timer() -> None:
                 await asyncio.Event().wait()
 
             it.pool.connect = never  # type: ignore[method-assign, assignment]
-            it.plan, it.settings.request_timeout_secs = [0], 0.05
+            it.plan, it.request_timeout_s = [0], 0.05
             with pytest.raises(MeshError) as caught:
                 await it.run()
             assert (caught.value.code, caught.value.status) == ("upstream_timeout", 504)

@@ -76,9 +76,8 @@ class Scene:
             pool=self.pool,
             tracing=None,
             clock=asyncio.get_running_loop().time,
-            settings=SimpleNamespace(
-                first_byte_timeout_secs=first_byte_timeout_secs, upstream_connect_timeout_secs=5.0
-            ),
+            first_byte_timeout_s=first_byte_timeout_secs,
+            settings=SimpleNamespace(upstream_connect_timeout_secs=5.0),
             metrics=SimpleNamespace(
                 upstream_response=lambda status: self.counts.update([f"status {status}"]),
                 attempt_failed=lambda kind: self.counts.update([f"failed {kind}"]),
