@@ -103,23 +103,25 @@ class Usage:
 class UsageReader:
     """Reads the usage of plain JSON answers. ``is_messages``: the Messages API counts what its cache did."""
 
-    __slots__ = ("_is_messages", "_met", "_shapes", "_tail_bytes")
+    __slots__ = ("_is_messages", "_met", "_places", "_shape", "_shapes")
 
     def __init__(self, is_messages: bool) -> None:
         self._is_messages = is_messages
         # Which counts a shape has, and where: index, start, end, index, … Empty: it has to be parsed.
         self._shapes: dict[bytes, list[int]] = {}
         self._met: set[bytes] = set()  # shapes that came once: most that end in an id come no second time
-        self._tail_bytes = 1  # of the answer before this one
+        self._shape = b"-"  # the last one that was known, and its places
+        self._places: list[int] = []
 
     def __repr__(self) -> str:
         return f"UsageReader({len(self._shapes)} shapes known, {len(self._met)} met)"
 
     def read(self, body: bytes) -> Usage:
         """Return the usage of an answer; a body that is no JSON object has none."""
-        tail = body[-self._tail_bytes :]  # to search for it costs as much as to read it
-        places = self._shapes.get(tail.translate(_TO_SHAPE))
-        if places is None:
+        # To search for the tail costs as much as to read it, and often the next one has the same shape.
+        tail = body[-len(self._shape) :]
+        places = self._places
+        if tail.translate(_TO_SHAPE) != self._shape:
             at = body.rfind(_KEY)
             if at < 0:
                 return self._of_whole(body)
@@ -129,7 +131,6 @@ class UsageReader:
         if before < 0 or body[before] == _BACKSLASH:
             return self._of_whole(body)
         if places:
-            self._tail_bytes = len(tail)
             return _usage_at(places, tail)
         return self._of_tail(tail) or self._of_whole(body)
 
@@ -151,16 +152,17 @@ class UsageReader:
             return []
         shape = tail.translate(_TO_SHAPE)
         places = self._shapes.get(shape)
-        if places is not None:
-            return places
-        if shape not in self._met:
-            if len(self._met) >= _KEPT_SHAPES:
-                self._met.clear()
-            self._met.add(shape)
-            return []
-        if len(self._shapes) >= _KEPT_SHAPES:
-            self._shapes.clear()
-        places = self._shapes[shape] = self._learn(tail)
+        if places is None:
+            if shape not in self._met:
+                if len(self._met) >= _KEPT_SHAPES:
+                    self._met.clear()
+                self._met.add(shape)
+                return []
+            if len(self._shapes) >= _KEPT_SHAPES:
+                self._shapes.clear()
+            places = self._shapes[shape] = self._learn(tail)
+        if places:
+            self._shape, self._places = shape, places
         return places
 
     def _learn(self, tail: bytes) -> list[int]:
@@ -191,8 +193,8 @@ def _usage_at(places: list[int], tail: bytes) -> Usage:
     usage = Usage()
     for place in range(0, len(places), 3):
         count = 0
-        for at in range(places[place + 1], places[place + 2]):  # compiled, an eighth of int(bytes)
-            count = count * 10 + tail[at] - _ZERO
+        for digit in tail[places[place + 1] : places[place + 2]]:  # compiled, half of int(bytes)
+            count = count * 10 + digit - _ZERO
         usage.set_count(places[place], count)
     return usage
 
