@@ -31,7 +31,7 @@ from meshd.routing.upstream import Upstream
 
 MakeUpstream = Callable[..., Upstream]
 CHAT = EndpointRegistry().find("POST", "/v1/chat/completions").endpoint
-VIEW = RoutingView("m1", token_ids=b"\1\0\0\0\2\0\0\0", prefix_key=7, session_key=b"s-1")
+VIEW = RoutingView("m1", token_ids=b"\1\0\0\0\2\0\0\0", prefix_key=7, key_position=1, session_key=b"s-1")
 VIEW.assigned = 0
 ROWS = 3
 

@@ -56,7 +56,7 @@ class CountedMetrics:
         """Placements by model and policy."""
         for counter in self._changed:
             counter.flush()
-        return {key: counter._words[0] for key, counter in self._selections.items() if counter._words[0]}
+        return {key: counter._word[0] for key, counter in self._selections.items() if counter._word[0]}
 
     def decided(self, policy: str, reason: str) -> None:
         self.events["branch", reason] += 1
