@@ -100,13 +100,19 @@ class UpstreamPool:
             target = self._targets[upstream.base_url] = (address_of(upstream), authority_of(upstream))
         return target
 
-    def try_idle(self, address: Address, now: float = 0.0) -> UpstreamConnection | None:
-        """Return a usable idle connection, or None. ``now``: the time, of a caller who has just looked."""
+    def try_idle(self, address: Address, now: float = 0.0, turn: int = 0) -> UpstreamConnection | None:
+        """Return a usable idle connection, or None. ``now``: the time, of a caller who has just looked.
+
+        A usable one shows neither data nor an end. The loop has looked at its descriptor if a later ``turn``
+        of it has begun since `release`; else the kernel is asked, which is a system call. What comes within
+        the present turn is seen by neither, and an end of that kind is what replaces a connection (leg.py).
+        """
         stack = self._idle.get(address.key)
         fresh_after = (now or self._clock()) - self._idle_timeout_s
         while stack:
             connection = stack.pop()
-            if not connection.is_closed and connection.last_byte_at > fresh_after and connection.is_quiet():
+            is_alive = not connection.is_closed and connection.last_byte_at > fresh_after
+            if is_alive and (connection.released_in != turn or connection.is_quiet()):
                 return connection
             connection.close()
         return None
@@ -180,8 +186,8 @@ class UpstreamPool:
             raise
         return connection
 
-    def release(self, connection: UpstreamConnection) -> None:
-        """Take back a connection whose exchange has ended."""
+    def release(self, connection: UpstreamConnection, turn: int = 0) -> None:
+        """Take back a connection whose exchange has ended; ``turn``: as for `try_idle`."""
         stack = self._idle.setdefault(connection.key, [])
         most = MAX_IDLE_LOCAL if connection.is_local else MAX_IDLE_PER_ORIGIN
         if not connection.is_reusable or self._idle_timeout_s <= 0 or len(stack) >= most:
@@ -193,6 +199,7 @@ class UpstreamPool:
         connection.resume_reading()  # an idle connection is watched for its end
         connection.is_busy = False
         connection.served += 1
+        connection.released_in = turn
         stack.append(connection)
 
     def busy(self) -> list[UpstreamConnection]:
