@@ -39,9 +39,9 @@ _FEW_OPENINGS: Final = 128  # counting more costs what reading inside of others 
 _CHUNK_BYTES: Final = 64 << 10  # a copy that stays in the cache
 _STARTS: Final = frozenset(b"{ \t\r\n")
 
-# What usually stands behind that text, to the end of the body.
+# What usually stands behind that text (below), to the end of the body.
 _MEMBERS_BEHIND: Final = re.compile(
-    rb'(?<!\\)"\s*+(?:,\s*+"[^"\\]{0,64}+"\s*+:\s*+(?:"[^"\\]{0,64}+"|[-+.\w]{1,32}+)\s*+)*+\}\s*+\Z'
+    rb'(?<!\\)"\s*+(?:,\s*+"[^"\\]{0,64}+"\s*+:\s*+(?:"[^"\\]{0,64}+"|[-+.\w]{1,32}+)\s*+)*\}\s*+\Z'
 )
 _BEHIND_BYTES: Final = 256
 
