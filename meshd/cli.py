@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import os
-import shutil
 import sys
 from collections.abc import Sequence
 from typing import Final
 
 from meshd import __version__
-from meshd.config import Action, ConfigErrors, LoadResult, load_settings
+from meshd.config import ConfigErrors
 from meshd.config.names import unknown
 from meshd.config.printing import config_text, help_text
 from meshd.config.service_manager import find_service_manager
+from meshd.config.sources import Action, LoadResult, load_settings
 from meshd.errors import StartupError
 from meshd.log import Log
 
@@ -54,7 +54,9 @@ def _dispatch(words: list[str]) -> int:
 def _launch(words: list[str]) -> int:
     result = load_settings(words, os.environ)
     if result.action is Action.HELP:
-        sys.stdout.write(help_text(__version__, shutil.get_terminal_size().columns))
+        from shutil import get_terminal_size  # late: it imports five compressors, and a start needs none
+
+        sys.stdout.write(help_text(__version__, get_terminal_size().columns))
         return 0
     if result.action is Action.VERSION:
         sys.stdout.write(f"meshd {__version__}\n")

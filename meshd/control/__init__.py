@@ -1,8 +1,8 @@
 """How a child process is born, found on the board, and spoken to by the supervisor.
 
-A child is started as ``python -m <module> --manifest-fd N``; the manifest is JSON on an inherited memfd and
-names every other inherited descriptor. The child calls :func:`start_child` first, attaches the board, opens
-its :class:`ChildLink`, builds itself, and says :meth:`ChildLink.ready`.
+A child is started as ``python -m meshd.birth <module> --manifest-fd N``; the manifest is JSON on an inherited
+memfd and names every other inherited descriptor. The child calls :func:`start_child` first, attaches the
+board, opens its :class:`ChildLink`, builds itself, and says :meth:`ChildLink.ready`.
 """
 
 from meshd.control.board import BOARD_KIND, HEARTBEAT_LIMIT_NS, BoardRow, ProcessBoard, Role, State

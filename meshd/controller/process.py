@@ -311,7 +311,3 @@ def _reason(exc: BaseException) -> str:
     while isinstance(exc, BaseExceptionGroup):
         exc = exc.exceptions[0]
     return f"{type(exc).__name__}: {exc}"
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -1,4 +1,4 @@
-"""The I/O process: `python -m meshd.io.process`, started by the supervisor.
+"""The I/O process, started by the supervisor (meshd/birth.py).
 
 Builds every object once, hands each what it needs, runs one uvloop, and ends when the supervisor says so
 or is gone. It never imports a tokenizer or a template engine, and never parses a request body.
@@ -267,7 +267,15 @@ def _await_seat(row: BoardRow) -> None:
 
 
 def main(argv: Sequence[str]) -> int:
-    manifest = start_child(argv)
+    """Be the I/O process that the supervisor has started; returns the exit code."""
+    try:
+        return _serve(start_child(argv))
+    except StartupError as error:
+        sys.stderr.write(f"meshd io: {error}\n")
+        return error.exit_code
+
+
+def _serve(manifest: Manifest) -> int:
     loop = uvloop.new_event_loop()
     asyncio.set_event_loop(loop)
     process = IoProcess(manifest, loop)
@@ -282,11 +290,3 @@ def main(argv: Sequence[str]) -> int:
         process.pool.close_all()
         process.close_spans()
         process.log.close()
-
-
-if __name__ == "__main__":
-    try:
-        sys.exit(main(sys.argv[1:]))
-    except StartupError as error:
-        sys.stderr.write(f"meshd io: {error}\n")
-        sys.exit(error.exit_code)

@@ -1,6 +1,6 @@
 """The leader of a prepare group: loads the tokenizers, freezes the heap, forks workers that share both.
 
-``python -m meshd.prepare.zygote --manifest-fd N``, started by the supervisor.
+Started by the supervisor (meshd/birth.py).
 
 The leader stays single-threaded and runs no job. Engines are imported only after their thread pools have
 been switched off in the environment, whatever it said before: a pool that exists at a fork hangs the child.
@@ -270,7 +270,3 @@ def main(argv: Sequence[str]) -> int:
         sys.stderr.write(f"meshd: {error}\n")
         return error.exit_code
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import secrets
 import socket
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -99,7 +98,7 @@ def build_node(settings: Settings, sources: Mapping[str, str]) -> Node:
 def plan_on_this_machine(settings: Settings) -> CpuPlan:
     affinity = os.sched_getaffinity(0)
     topology = read_topology(affinity)
-    available = cap_by_quota(affinity, cgroup.cpu_quota(), topology, rotation=secrets.randbelow(1 << 16))
+    available = cap_by_quota(affinity, cgroup.cpu_quota(), topology, rotation=int.from_bytes(os.urandom(2)))
     return _plan(settings, available, topology)
 
 
@@ -228,7 +227,7 @@ def _controller(
         role=Role.CONTROLLER,
         index=0,
         seat=topology.board_controller + half,
-        program=("-m", "meshd.controller.process"),
+        program=("-m", "meshd.birth", "meshd.controller.process"),
         cpus=plan.io_cpus,
         fds=fds,
     )
@@ -239,7 +238,7 @@ def _leader(topology: Topology, plan: CpuPlan, memory: NodeMemory, group: int, h
         role=Role.LEADER,
         index=group,
         seat=topology.board_leader(group, half),
-        program=("-m", "meshd.prepare.zygote"),
+        program=("-m", "meshd.birth", "meshd.prepare.zygote"),
         cpus=plan.io_cpus,
         prepare_cpus=tuple((plan.prepare_pins[seat],) for seat in topology.groups[group]),
         fds=memory.fds_for(Role.LEADER, group),
@@ -256,7 +255,7 @@ def _io_process(
         role=Role.IO,
         index=seat,
         seat=topology.board_io(seat),
-        program=("-m", "meshd.io.process"),
+        program=("-m", "meshd.birth", "meshd.io.process"),
         cpus=(plan.io_pins[number],),
         fds=fds,
         post=number,

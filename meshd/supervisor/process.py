@@ -17,7 +17,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from meshd.config import LoadResult, Settings
+from meshd.config import Settings
+from meshd.config.sources import LoadResult
 from meshd.control import Role, State, name_process, pin
 from meshd.cpus import format_cpu_list
 from meshd.log import Log

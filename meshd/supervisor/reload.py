@@ -6,7 +6,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
 
-from meshd.config import SETTINGS, Kind, LoadResult, Setting, Settings
+from meshd.config import SETTINGS, Kind, Setting, Settings
+from meshd.config.sources import LoadResult
 from meshd.errors import StartupError
 from meshd.log import Log
 

@@ -3,8 +3,9 @@ from __future__ import annotations
 import tomllib
 from pathlib import Path
 
-from meshd.config import SETTINGS, load_settings
+from meshd.config import SETTINGS
 from meshd.config.printing import config_text, help_text
+from meshd.config.sources import load_settings
 
 
 def test_the_printed_configuration_is_a_file_that_gives_the_same_settings(tmp_path: Path) -> None:

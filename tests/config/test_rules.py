@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from meshd.config import ConfigErrors, load_settings
+from meshd.config import ConfigErrors
+from meshd.config.sources import load_settings
 
 
 def errors(*argv: str) -> str:

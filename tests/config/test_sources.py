@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from meshd.config import SETTINGS, Action, ConfigErrors, LoadResult, Settings, load_settings
+from meshd.config import SETTINGS, ConfigErrors, Settings
+from meshd.config.sources import Action, LoadResult, load_settings
 
 
 def load(*argv: str, **environ: str) -> LoadResult:

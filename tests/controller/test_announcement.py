@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from meshd.config import load_settings
+from meshd.config.sources import load_settings
 from meshd.config.workers import WorkerSpec
 from meshd.controller.announcement import Announcement, announcements
 

@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from meshd.config import load_settings
+from meshd.config.sources import load_settings
 from meshd.control import Manifest, Role, State, Topology
 from meshd.control.child import receive_messages
 from meshd.memory import Segment
@@ -86,7 +86,7 @@ class Supervisor:
             takes_over=takes_over,
         )
         fd = manifest.to_memfd()
-        command = [sys.executable, "-m", "meshd.controller.process", "--manifest-fd", str(fd)]
+        command = [sys.executable, "-m", "meshd.birth", "meshd.controller.process", "--manifest-fd", str(fd)]
         self.child = subprocess.Popen(command, pass_fds={fd, *fds.values()})
         os.close(fd)
         theirs.close()
@@ -252,7 +252,7 @@ def test_controller_ends_when_its_link_closes(supervisor: Supervisor) -> None:
 
 def test_module_started_by_hand_says_who_starts_it() -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "meshd.controller.process"], capture_output=True, check=False
+        [sys.executable, "-m", "meshd.birth", "meshd.controller.process"], capture_output=True, check=False
     )
     assert done.returncode == 2
     assert b"supervisor" in done.stderr

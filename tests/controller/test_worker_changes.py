@@ -8,7 +8,7 @@ from typing import Any
 import orjson
 import pytest
 
-from meshd.config import load_settings
+from meshd.config.sources import load_settings
 from meshd.controller import worker_changes
 from meshd.controller.admin import AdminRoute
 from meshd.controller.http_server import Response

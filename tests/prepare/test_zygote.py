@@ -67,7 +67,7 @@ class Started:
         )
         manifest_fd = manifest.to_memfd()
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "meshd.prepare.zygote", "--manifest-fd", str(manifest_fd)],
+            [sys.executable, "-m", "meshd.birth", "meshd.prepare.zygote", "--manifest-fd", str(manifest_fd)],
             pass_fds=[manifest_fd, *fds.values()],
             stderr=subprocess.PIPE,
         )

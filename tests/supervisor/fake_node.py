@@ -8,7 +8,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from meshd.config import Action, LoadResult, Settings
+from meshd.config import Settings
+from meshd.config.sources import Action, LoadResult
 from meshd.control import ProcessBoard, Role, Topology
 from meshd.cpus import CpuPlan
 from meshd.errors import StartupError

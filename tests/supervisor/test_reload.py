@@ -4,7 +4,8 @@ import os
 
 import pytest
 
-from meshd.config import SETTINGS, Action, LoadResult, Settings, WorkerSpec
+from meshd.config import SETTINGS, Settings, WorkerSpec
+from meshd.config.sources import Action, LoadResult
 from meshd.errors import StartupError
 from meshd.log import Log
 from meshd.supervisor.reload import ConfigurationReload, changed_settings, describe_change
