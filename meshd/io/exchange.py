@@ -228,7 +228,11 @@ class Exchange(Holder):
         io, record = self._io, self.record
         record.label = label
         record.request_id = io.request_ids.choose(self._head, id_prefix)
-        record.duration = io.metrics.request(label, self._head.method)
+        counted = self._head.facts.counted
+        if counted is None:
+            counted = self._head.facts.counted = io.metrics.requests(label, self._head.method)
+        counted.heads.inc()
+        record.duration = counted.duration
 
     async def _receive_body(self, most: int) -> BodyRoom:
         """Reserve memory for the body, then receive it whole."""

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from meshd.api.endpoints import Endpoint
+    from meshd.io.measure import RequestMetrics
 
 Field = tuple[bytes, bytes]
 
@@ -26,14 +27,15 @@ class RequestFacts:
     """What was worked out from a request head, whatever its length: a place for each who needs something.
 
     ``endpoint``, ``resource_id``: what it asks for, once found. ``checked_for``: the number of the endpoint
-    whose checks it has passed. ``client_id``: the client's request id, if ``has_looked_for_id``. ``passing``:
-    its fields as an upstream gets them, four ways (headers.py). ``opening``: how it begins towards upstreams,
-    for the target ``opens_target``.
+    whose checks it has passed. ``counted``: with which requests it is counted. ``client_id``: the client's
+    request id, if ``has_looked_for_id``. ``passing``: its fields as an upstream gets them, four ways
+    (headers.py). ``opening``: how it begins towards upstreams, for the target ``opens_target``.
     """
 
     __slots__ = (
         "checked_for",
         "client_id",
+        "counted",
         "endpoint",
         "has_looked_for_id",
         "opening",
@@ -46,6 +48,7 @@ class RequestFacts:
         self.endpoint: Endpoint | None = None
         self.resource_id = ""
         self.checked_for = -1
+        self.counted: RequestMetrics | None = None
         self.has_looked_for_id = False
         self.client_id: str | None = None
         self.passing: list[str | None] = [None, None, None, None]

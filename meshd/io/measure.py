@@ -14,6 +14,7 @@ from meshd.metrics.cells import BufferedCounter, BufferedHistogram, MetricRow
 from meshd.metrics.family import OTHER
 
 MAX_KEPT: Final = 4096
+STATUSES: Final = 600  # by a list, a counter is found in a tenth of the time of a dict
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -77,9 +78,9 @@ class IoMetrics:
         ]
         self.flush = row.flush
         self._requests: dict[str, dict[str, RequestMetrics]] = {}  # by path and method
-        self._relayed: dict[int, BufferedCounter] = {}  # by status
+        self._relayed: list[BufferedCounter | None] = [None] * STATUSES
         self._answers: dict[tuple[int, str], BufferedCounter] = {}
-        self._upstream_responses: dict[int, BufferedCounter] = {}
+        self._upstream_responses: list[BufferedCounter | None] = [None] * STATUSES
         self._routed: dict[str, dict[str, RoutedMetrics]] = {}  # by endpoint and model
         self._leg_outcomes: dict[str, dict[str, BufferedCounter]] = {}  # by upstream and outcome
         self._backoffs: dict[int, BufferedHistogram] = {}
@@ -89,8 +90,8 @@ class IoMetrics:
 
     # ------------------------------------------------------------------------------- HTTP and router
 
-    def request(self, path: str, method: str) -> BufferedHistogram:
-        """Count a head; the histogram takes the duration of its response."""
+    def requests(self, path: str, method: str) -> RequestMetrics:
+        """Return what counts the requests for one path with one method."""
         by_method = self._requests.get(path)
         if by_method is None:
             by_method = self._requests[path] = {}
@@ -100,12 +101,11 @@ class IoMetrics:
                 method = OTHER  # a stranger may choose any name, and must not be remembered for it
             handles = by_method.get(method) or RequestMetrics(self._row, path, method)
             by_method[method] = handles
-        handles.heads.inc()
-        return handles.duration
+        return handles
 
     def response(self, status: int, code: str) -> None:
         """Count the head of an answer; ``code``: empty for one of an upstream."""
-        counter = self._answers.get((status, code)) if code else self._relayed.get(status)
+        counter = self._answers.get((status, code)) if code else self._relayed[status]
         if counter is None:
             counter = self._row.buffered_counter(
                 "mesh_http_responses_total", status_code=str(status), error_code=code
@@ -117,7 +117,7 @@ class IoMetrics:
         counter.inc()
 
     def upstream_response(self, status: int) -> None:
-        counter = self._upstream_responses.get(status)
+        counter = self._upstream_responses[status]
         if counter is None:
             counter = self._upstream_responses[status] = self._row.buffered_counter(
                 "mesh_router_upstream_responses_total", status_code=str(status), error_code="", **_ROUTER

@@ -74,7 +74,7 @@ class Server:
         """Return the answer to a head that could not be understood (what there is of it); counted here."""
         services = self._services
         request_id = services.request_ids.generate("req-")
-        services.metrics.request("other", "other")
+        services.metrics.requests("other", "other").heads.inc()
         services.metrics.response(error.status, error.code)
         if error.code not in ("request_timeout", "too_many_connections"):
             services.metrics.malformed.inc()
