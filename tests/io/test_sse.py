@@ -159,3 +159,22 @@ def test_arbitrary_bytes_pass_unchanged(data):
 
 def test_data_lines_of_one_event_are_joined():
     assert split_events(b"data: a\ndata:b\ndata\nid: 1\n\n: c\n\ndata: d\r\n\r\n") == [b"a\nb\n", b"d"]
+
+
+@pytest.mark.parametrize(
+    ("usage", "passes"),
+    [
+        (b'"usage":null', True),
+        (b'"usage": null', True),
+        (b'"x":"usage","usage":null', False),
+        (b'"usage":null,"usage":{"prompt_tokens":1}', False),
+        (b'"usage" :null', False),
+        (b'"usage":{"prompt_tokens":1}', False),
+        (b'"usage":', False),
+    ],
+)
+def test_events_that_say_that_they_have_no_usage_pass_unseen(usage, passes):
+    relay = SseRelay("openai")
+    relay.feed(b'data: {"choices":[{"delta":{"content":"a"}}]}\n\n')
+    assert relay.has_first_token
+    assert relay.may_pass(b'data: {"choices":[],' + usage + b"}\n\n") is passes
