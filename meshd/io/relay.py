@@ -12,10 +12,11 @@ that an answer cut short is never to look whole, which is all in `_fail`.
 
 from __future__ import annotations
 
-from typing import Final, Protocol
+from typing import Final
 
 from meshd.api.dialects import StreamDialect, error_event
 from meshd.io.chunked import ChunkedDecoder
+from meshd.io.downstream import DownstreamConnection
 from meshd.io.sse import SseRelay
 from meshd.io.upstream import UpstreamConnection, UpstreamFailure
 from meshd.strand import Promise
@@ -28,16 +29,6 @@ _MESSAGES: Final = {
     "upstream_protocol_error": "The upstream ended the response without completing it.",
     "admission_closed": "The server is shutting down.",
 }
-
-
-class Client(Protocol):
-    """Where a response goes: the client's connection."""
-
-    is_write_paused: bool
-
-    def write(self, data: bytes | memoryview) -> None: ...
-
-    def abort(self, resets: bool = False) -> None: ...
 
 
 class Relay:
@@ -75,7 +66,7 @@ class Relay:
 
     def __init__(
         self,
-        downstream: Client,
+        downstream: DownstreamConnection,
         upstream: UpstreamConnection,
         *,
         framing: str,

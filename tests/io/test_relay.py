@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import h11
@@ -16,6 +17,7 @@ from meshd.io.sse import MAX_EVENT_BYTES, MAX_HELD_BYTES, SseRelay, split_events
 from meshd.io.upstream import UpstreamConnection
 from meshd.io.usage import UsageReader
 from tests.fakes.asked import asked
+from tests.fakes.played_client import PlayedClient
 from tests.fakes.transport import FakeClock, FakeTransport
 
 HEADS = {
@@ -23,22 +25,6 @@ HEADS = {
     "close": b"HTTP/1.1 200 OK\r\n\r\n",
     "none": b"HTTP/1.1 204 No Content\r\n\r\n",
 }
-
-
-class Client:
-    """Stands for the client's connection: what it was sent, and how it was cut."""
-
-    def __init__(self) -> None:
-        self.sent = bytearray()
-        self.cut = ""
-        self.is_write_paused = False
-
-    def write(self, data: bytes | memoryview) -> None:
-        assert not self.cut
-        self.sent += data
-
-    def abort(self, resets: bool = False) -> None:
-        self.cut = "reset" if resets else "abort"
 
 
 class Scene:
@@ -56,7 +42,7 @@ class Scene:
         **options: Any,
     ) -> None:
         self.clock = FakeClock()
-        self.client = Client()
+        self.client = PlayedClient()
         self.upstream = UpstreamConnection(
             "u", asyncio.get_running_loop(), lambda _connection: None, self.clock
         )
@@ -64,7 +50,7 @@ class Scene:
         asked(self.upstream, "POST", b"request")
         self.transport.receive(upstream_head + early)
         self.relay = Relay(
-            self.client,
+            self.client.connection,
             self.upstream,
             framing=framing,
             event_dialect=dialect,
@@ -101,7 +87,7 @@ class Scene:
     @property
     def body(self) -> bytes:
         """The body as the client reads it, whether or not it is whole."""
-        raw = bytes(self.client.sent)
+        raw = self.client.sent
         assert raw.startswith(self.head)
         raw = raw[len(self.head) :]
         return b"".join(ChunkedDecoder().feed(raw)) if self.head is HEADS["chunked"] else raw
@@ -112,7 +98,7 @@ class Scene:
         reader = h11.Connection(h11.CLIENT)
         reader.send(h11.Request(method="GET", target="/", headers=[("host", "h")]))
         reader.send(h11.EndOfMessage())
-        reader.receive_data(bytes(self.client.sent))
+        reader.receive_data(self.client.sent)
         if not self.client.cut:
             reader.receive_data(b"")
         try:
@@ -137,7 +123,7 @@ def test_body_of_unknown_length_is_chunked_again():
     async def run() -> None:
         it = await Scene().begin()
         it.play(b"hello", b" world")
-        assert bytes(it.client.sent) == it.head + b"5\r\nhello\r\n6\r\n world\r\n"
+        assert it.client.sent == it.head + b"5\r\nhello\r\n6\r\n world\r\n"
         it.end()
         assert await it.outcome() == "completed"
         assert it.body == b"hello world" and it.is_whole
@@ -153,7 +139,7 @@ def test_sized_body_passes_as_it_is():
         ).begin()
         it.transport.receive(b"llo")
         assert await it.outcome() == "completed"
-        assert bytes(it.client.sent) == it.head + b"hello" and it.is_whole
+        assert it.client.sent == it.head + b"hello" and it.is_whole
 
     play(run)
 
@@ -164,7 +150,7 @@ def test_body_for_a_client_of_http10_is_delimited_by_the_close():
         it.play(b"hello")
         it.end()
         assert await it.outcome() == "completed"
-        assert bytes(it.client.sent) == it.head + b"hello"
+        assert it.client.sent == it.head + b"hello"
 
     play(run)
 
@@ -173,7 +159,7 @@ def test_response_without_body_is_its_head():
     async def run() -> None:
         it = await Scene(b"HTTP/1.1 204 No Content\r\n\r\n", framing="none").begin()
         assert await it.outcome() == "completed"
-        assert bytes(it.client.sent) == it.head and it.is_whole
+        assert it.client.sent == it.head and it.is_whole
 
     play(run)
 
@@ -559,7 +545,7 @@ def test_pause_and_resume_reach_the_upstream():
 def test_client_that_still_owes_reading_an_earlier_answer_pauses_its_upstream():
     async def run() -> None:
         it = Scene(early=b"2\r\nab\r\n")
-        it.client.is_write_paused = True
+        it.client.connection.is_write_paused = True
         await it.begin()
         assert it.body == b"ab" and it.transport.is_reading_paused
         it.relay.resume()
@@ -576,15 +562,9 @@ def test_client_that_is_filled_by_what_came_before_keeps_its_upstream_paused():
     async def run() -> None:
         it = Scene(early=early)
         assert it.transport.is_reading_paused
-        plain_write = it.client.write
-
-        def write(data: bytes | memoryview) -> None:
-            plain_write(data)
-            if len(it.client.sent) > 65536:
-                it.client.is_write_paused = True
-                it.relay.pause()
-
-        it.client.write = write  # type: ignore[method-assign]
+        exchange: Any = SimpleNamespace(client_paused=it.relay.pause)
+        it.client.connection.exchange = exchange
+        it.client.transport.is_stuck, it.client.transport.high = True, 65536
         await it.begin()
         assert it.transport.is_reading_paused
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
 import pytest
 
@@ -14,6 +13,7 @@ from meshd.io.http1 import parse_request_head, parse_response_head
 from meshd.io.relay import Relay
 from meshd.io.response import downstream_framing, make_relay
 from meshd.io.upstream import UpstreamConnection
+from tests.fakes.played_client import PlayedClient
 from tests.fakes.transport import FakeClock
 
 CHAT = EndpointRegistry().find("POST", "/v1/chat/completions").endpoint
@@ -47,23 +47,11 @@ def test_framing_follows_what_the_client_understands(method, version, status, fi
     assert downstream_framing(request, response) == framing
 
 
-class Client:
-    """A connection that nothing is written to: only the choice is looked at."""
-
-    is_write_paused = False
-
-    def write(self, data: bytes | memoryview) -> None:
-        raise AssertionError
-
-    def abort(self, resets: bool = False) -> None:
-        raise AssertionError
-
-
 def relayed(endpoint: Endpoint | None, status: int, *fields: str) -> tuple[Relay, Record]:
     async def make() -> tuple[Relay, Record]:
         upstream = UpstreamConnection("u", asyncio.get_running_loop(), lambda _: None, FakeClock())
         record = Record(0.0)
-        client: Any = Client()
+        client = PlayedClient().connection
         response = parse_response_head(response_bytes(status, *fields), "POST")
         return make_relay(endpoint, response, record, client, upstream, "chunked"), record
 

@@ -14,6 +14,7 @@ from meshd.io.relay import Relay
 from meshd.io.traceparent import TraceIds
 from meshd.io.tracing import NO_TRACE, Span, Tracing
 from meshd.io.upstream import UpstreamConnection, UpstreamFailure
+from tests.fakes.played_client import PlayedClient
 from tests.fakes.transport import FakeClock
 
 URL = "https://engine.example:8443/base"
@@ -58,22 +59,10 @@ class Scene:
         return spans
 
 
-class Client:
-    """Nothing is written to it."""
-
-    is_write_paused = False
-
-    def write(self, data: bytes | memoryview) -> None:
-        raise AssertionError
-
-    def abort(self, resets: bool = False) -> None:
-        raise AssertionError
-
-
 def relay(ended_at: float, failure: str = "") -> Any:
     async def make() -> Relay:
         upstream = UpstreamConnection("u", asyncio.get_running_loop(), lambda _: None, FakeClock())
-        client: Any = Client()
+        client = PlayedClient().connection
         return Relay(client, upstream, framing="none", event_dialect=None, sse=None, observes_body=False)
 
     relay = asyncio.run(make())
