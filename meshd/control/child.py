@@ -127,7 +127,7 @@ def start_child(argv: Sequence[str]) -> Manifest:
     if len(argv) != 2 or argv[0] != "--manifest-fd":
         raise StartupError("this module is started by the meshd supervisor, not by hand", 2)
     fd = int(argv[1])
-    manifest = Manifest.from_json(os.pread(fd, os.fstat(fd).st_size, 0))
+    manifest = Manifest.from_memfd(fd)
     os.close(fd)
     die_with_parent(manifest.supervisor_pid)
     ignore_supervisor_signals()

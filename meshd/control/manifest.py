@@ -121,6 +121,10 @@ class Manifest:
         raw["prepare_cpus"] = tuple(tuple(cpus) for cpus in raw["prepare_cpus"])
         return cls(**raw)
 
+    @classmethod
+    def from_memfd(cls, fd: int) -> Manifest:
+        return cls.from_json(os.pread(fd, os.fstat(fd).st_size, 0))
+
     def to_memfd(self) -> int:
         """Write the manifest to a fresh memfd and return its descriptor, which the caller closes."""
         fd = os.memfd_create("meshd:manifest", os.MFD_CLOEXEC)

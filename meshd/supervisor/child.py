@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import socket
 import subprocess
@@ -21,7 +22,8 @@ class ChildSpec:
 
     ``post``: which of the node's duties it has among its role; the two seats of one I/O process have one post
     and two indexes. ``has_manifest`` false: an ordinary program (a demo upstream) that gets ``fds`` and
-    nothing else from us; it counts as ready when it runs.
+    nothing else from us; it counts as ready when it runs. ``may_be_forked``: those that start together with a
+    node are forked from one process (nursery.py).
     """
 
     role: Role
@@ -33,6 +35,7 @@ class ChildSpec:
     fds: Mapping[str, int] = field(default_factory=dict)
     has_manifest: bool = True
     post: int = -1
+    may_be_forked: bool = False
 
     @property
     def key(self) -> tuple[Role, int]:
@@ -48,6 +51,17 @@ class Duty(Enum):
     RETIRING = "retiring"  # what it was asked for
 
 
+class Adopted:
+    """A process that another one forked for us, and that is our child since that one ended."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+
+    def wait(self) -> int:
+        """Reap it; return its status as ``Popen`` does."""
+        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+
+
 class Child:
     """A seat and its process. ``failed_boots``: starts in a row that ended before ``ready``.
 
@@ -60,7 +74,7 @@ class Child:
         self.settings = settings
         self.duty = duty
         self.predecessor: Child | None = None
-        self.process: subprocess.Popen[bytes] | None = None
+        self.process: subprocess.Popen[bytes] | Adopted | None = None
         self.pidfd = -1
         self.link: socket.socket | None = None
         self.is_loaded = False

@@ -15,7 +15,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final
 
 from meshd.control import (
@@ -30,7 +30,8 @@ from meshd.control import (
 )
 from meshd.cpus import format_cpu_list
 from meshd.log import Log
-from meshd.supervisor.child import Child, ChildSpec, Duty
+from meshd.supervisor.child import Adopted, Child, ChildSpec, Duty
+from meshd.supervisor.nursery import Nursery
 from meshd.supervisor.orphans import Orphans
 
 # Imports on a loaded machine take seconds; leaders beat while they load.
@@ -62,6 +63,7 @@ class Children:
         self._clock = clock
         self._orphans = orphans
         self.is_traffic_held = True
+        self._nursery: Nursery | None = None
 
     def of(self, *roles: Role) -> list[Child]:
         return [child for child in self.all if child.spec.role in roles]
@@ -87,15 +89,23 @@ class Children:
     def start_due(self, wanted: Callable[[Child], bool]) -> None:
         """Start every wanted child that is not alive and whose back-off is over."""
         now_ns = self._clock()
-        for child in self.all:
-            if not child.is_alive and child.next_start_ns <= now_ns and wanted(child):
-                self._start(child)
+        due = [
+            each for each in self.all if not each.is_alive and each.next_start_ns <= now_ns and wanted(each)
+        ]
+        first = [
+            each for each in due if each.spec.may_be_forked and not each.has_lived and self.is_traffic_held
+        ]
+        for child in due:
+            if len(first) < 2 or child not in first:
+                self._start([child], self._spawn)
+        if len(first) > 1:
+            self._start(first, self._spawn_together)
 
     def start_successor(self, spec: ChildSpec, settings: Mapping[str, Any]) -> None:
         """Start the one that is to follow whoever serves the key of ``spec``; its seat must be free."""
         child = Child(spec, settings, Duty.SUCCESSOR)
         self.all.append(child)
-        self._start(child)
+        self._start([child], self._spawn)
 
     def replace(self, key: tuple[Role, int], message: dict[str, Any], leave_by_ns: int) -> None:
         """Let the successor serve a key from now on, and ask the one before to leave.
@@ -135,50 +145,79 @@ class Children:
         self.is_traffic_held = False
         self.send({"t": "take_over"}, Role.IO)
 
-    def _start(self, child: Child) -> None:
-        child.started_ns = self._clock()
-        child.is_condemned = False
+    def _start(self, children: list[Child], spawn: Callable[[list[Child]], None]) -> None:
+        now_ns = self._clock()
+        for child in children:
+            spec = child.spec
+            child.started_ns = now_ns
+            child.is_condemned = False
+            # Before the start: entered later it could overwrite the READY of a child quicker than us.
+            row = self._board.row(spec.seat)
+            row.open(spec.role, spec.index, 0, format_cpu_list(spec.cpus), is_restart=child.has_lived)
         try:
-            self._spawn(child)
+            spawn(children)
         except OSError as error:  # no process or memory to be had: the back-off also paces this
-            delay_ns = max(child.backoff.after_death(0), 100_000_000)
-            child.next_start_ns = child.started_ns + delay_ns
-            self._log.error("child_not_started", child=child.name, error=str(error))
+            for child in children:
+                self._board.row(child.spec.seat).state = State.GONE
+                child.next_start_ns = now_ns + max(child.backoff.after_death(0), 100_000_000)
+                self._log.error("child_not_started", child=child.name, error=str(error))
 
-    def _spawn(self, child: Child) -> None:
+    def _spawn(self, children: list[Child]) -> None:
+        [child] = children
         spec = child.spec
-        fds = dict(spec.fds)
-        row = self._board.row(spec.seat)
-        # Before the start: entered later it could overwrite the READY of a child that was quicker than us.
-        row.open(spec.role, spec.index, 0, format_cpu_list(spec.cpus), is_restart=child.has_lived)
         program = [sys.executable, *_path_flags(), *spec.program]
-        ours = theirs = None
-        manifest_fd = -1
+        if spec.has_manifest:
+            with self._endowed(child) as (manifest_fd, passed):
+                process = _popen([*program, "--manifest-fd", str(manifest_fd)], passed, is_quiet=False)
+        else:
+            process = _popen(program, list(spec.fds.values()), is_quiet=True)
+        child.has_lived = True
+        self._enter(child, process)
+        if not spec.has_manifest:
+            self._adopt_plain(child, process.pid)
+
+    def _spawn_together(self, children: list[Child]) -> None:
+        births, sending = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         try:
-            if spec.has_manifest:
-                ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-                ours.setblocking(False)
-                fds["link"] = theirs.fileno()
-                manifest_fd = self._manifest(child, fds).to_memfd()
-                program += ["--manifest-fd", str(manifest_fd)]
-            passed = [*fds.values(), *([manifest_fd] if spec.has_manifest else [])]
-            child.process = _popen(program, passed, is_quiet=not spec.has_manifest)
+            with contextlib.ExitStack() as stack:
+                endowed = [stack.enter_context(self._endowed(child)) for child in children]
+                program = [sys.executable, *_path_flags(), *children[0].spec.program]
+                program += ["--births-fd", str(sending), *(str(manifest_fd) for manifest_fd, _ in endowed)]
+                passed = [fd for _, fds in endowed for fd in fds]
+                process = _popen(program, [sending, *passed], is_quiet=False)
         except OSError:
-            row.state = State.GONE
-            if ours is not None:
-                ours.close()
+            os.close(births)
             raise
         finally:
-            if theirs is not None:
-                theirs.close()
+            os.close(sending)
+        self._nursery = Nursery(process, births, children)
+        for child in children:
+            child.has_lived = True
+            child.process, child.pidfd = process, os.pidfd_open(process.pid)
+
+    @contextlib.contextmanager
+    def _endowed(self, child: Child) -> Iterator[tuple[int, list[int]]]:
+        """Yield the manifest of a child, and all that is passed to it; set our end of its link afterwards."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours.setblocking(False)
+        manifest_fd = -1
+        try:
+            fds = {**child.spec.fds, "link": theirs.fileno()}
+            manifest_fd = self._manifest(child, fds).to_memfd()
+            yield manifest_fd, [*fds.values(), manifest_fd]
+        except OSError:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
             if manifest_fd >= 0:
                 os.close(manifest_fd)
-        child.has_lived = True
         child.link = ours
-        child.pidfd = os.pidfd_open(child.process.pid)
-        row.pid = child.process.pid
-        if not spec.has_manifest:
-            self._adopt_plain(child, child.process.pid)
+
+    def _enter(self, child: Child, process: subprocess.Popen[bytes] | Adopted) -> None:
+        child.pidfd = os.pidfd_open(process.pid)
+        child.process = process
+        self._board.row(child.spec.seat).pid = process.pid
 
     def _manifest(self, child: Child, fds: dict[str, int]) -> Manifest:
         spec = child.spec
@@ -258,6 +297,9 @@ class Children:
         has_died = False
         while (pid := _next_dead_pid()) is not None:
             has_died = True
+            if self._nursery is not None and self._nursery.pid == pid:
+                dead += self._leave(self._nursery, is_ending)
+                continue
             child = next((each for each in self.living if each.process and each.process.pid == pid), None)
             if child is None:
                 os.waitpid(pid, 0)
@@ -267,6 +309,21 @@ class Children:
                 dead.append(child)
         if has_died:
             self._on_death()
+        return dead
+
+    def _leave(self, nursery: Nursery, is_ending: bool) -> list[Child]:
+        """Take the children of a nursery that has ended; return those that it did not bring forth."""
+        self._nursery = None
+        dead = []
+        for child, pid in zip(nursery.children, nursery.reap(), strict=True):
+            of_nursery = child.pidfd
+            try:
+                self._enter(child, Adopted(pid))
+            except OSError:  # never born, or dead and reaped already
+                self._bury(child, is_ending)
+                dead.append(child)
+            else:
+                os.close(of_nursery)
         return dead
 
     def _bury(self, child: Child, is_ending: bool) -> None:

@@ -259,4 +259,5 @@ def _io_process(
         cpus=(plan.io_pins[number],),
         fds=fds,
         post=number,
+        may_be_forked=True,
     )
