@@ -47,6 +47,12 @@ def ask(
     return node.request("POST", path, body)
 
 
+def healthy_upstreams(node: Node) -> int:
+    """How many it has taken in: before that, it asks them things, which a script would answer wrongly."""
+    listed = json.loads(node.request("GET", "/workers")[2])["workers"]
+    return sum(1 for upstream in listed if upstream["is_healthy"])
+
+
 def silence(seen: Seen) -> Iterator[bytes]:
     """Answer nothing, for longer than anybody waits."""
     time.sleep(3)
@@ -167,6 +173,7 @@ def test_500_is_attempted_five_times_with_the_flag():
             *QUICK, *UNBOUNDED, "--io-processes", "1", "--retry-on-500", "--worker-urls", *fleet.urls
         ) as node,
     ):
+        wait_until(lambda: healthy_upstreams(node) == 5, "not all were taken in")
         fleet.play(Script(answer(500)))
         assert ask(node)[0] == 500
         assert fleet.counts() == [1] * 5
