@@ -61,6 +61,7 @@ _FREE_BODY_BYTES: Final = 16 << 20
 _BYTES_A_BODY_BYTE: Final = 64  # parsed, ``[],`` is a list of 56 bytes and its place
 _STOP_AGAIN_S: Final = 1.0  # until a load is stopped again that did not stop: some callbacks swallow all
 _MEANWHILE_S: Final = 0.05  # between two turns of the group while a load goes on
+_UNTIL_TOLD_S: Final = 0.005  # between two looks for what to load: a start waits for it
 
 
 class Leader:
@@ -107,7 +108,7 @@ class Leader:
             self._group.adopt()
         with self._looking_after_workers():
             while not self._copies.is_told:  # the controller starts when we do
-                time.sleep(_MEANWHILE_S)
+                time.sleep(_UNTIL_TOLD_S)
             while self._copies.follow():
                 pass
         if takes_over:
