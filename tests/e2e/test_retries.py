@@ -47,10 +47,14 @@ def ask(
     return node.request("POST", path, body)
 
 
-def healthy_upstreams(node: Node) -> int:
-    """How many it has taken in: before that, it asks them things, which a script would answer wrongly."""
-    listed = json.loads(node.request("GET", "/workers")[2])["workers"]
-    return sum(1 for upstream in listed if upstream["is_healthy"])
+def wait_for_upstreams(node: Node, count: int) -> None:
+    """Wait until so many are taken in: before that, they are asked what a script would answer wrongly."""
+
+    def healthy() -> int:
+        listed = json.loads(node.request("GET", "/workers")[2])["workers"]
+        return sum(1 for upstream in listed if upstream["is_healthy"])
+
+    wait_until(lambda: healthy() == count, "not all were taken in")
 
 
 def silence(seen: Seen) -> Iterator[bytes]:
@@ -152,6 +156,7 @@ def test_connection_of_a_retried_answer_is_used_again_and_one_with_a_long_body_i
 def test_client_that_leaves_between_attempts_leaves_nothing():
     flags = (*QUICK, "--io-processes", "1", "--retry-initial-backoff-ms", "20000", "--worker-urls")
     with Fleet(2) as fleet, running(*flags, *fleet.urls) as node:
+        wait_for_upstreams(node, 2)
         fleet.play(Script(answer(502, b'"%b"' % (b"x" * 500_000))))
         body = json.dumps(CHAT).encode()
         with node.connect() as client:
@@ -173,7 +178,7 @@ def test_500_is_attempted_five_times_with_the_flag():
             *QUICK, *UNBOUNDED, "--io-processes", "1", "--retry-on-500", "--worker-urls", *fleet.urls
         ) as node,
     ):
-        wait_until(lambda: healthy_upstreams(node) == 5, "not all were taken in")
+        wait_for_upstreams(node, 5)
         fleet.play(Script(answer(500)))
         assert ask(node)[0] == 500
         assert fleet.counts() == [1] * 5
@@ -196,6 +201,7 @@ def test_refused_connect_makes_five_attempts():
 def test_request_timer_spans_all_attempts():
     flags = (*QUICK, *UNBOUNDED, "--io-processes", "1", "--request-timeout-secs", "0.5", "--worker-urls")
     with Fleet(2) as fleet, running(*flags, *fleet.urls, "--first-byte-timeout-secs", "0.2") as node:
+        wait_for_upstreams(node, 2)
         fleet.play(Script(silence))
         status, headers, _ = ask(node)
         assert (status, headers["x-mesh-error-code"]) == (504, "upstream_timeout")
@@ -205,6 +211,7 @@ def test_request_timer_spans_all_attempts():
 def test_with_every_upstream_failing_retries_stay_within_the_budget_of_both_processes():
     flags = (*QUICK, "--io-processes", "2", "--disable-circuit-breaker", "--worker-urls")
     with Fleet(2) as fleet, running(*flags, *fleet.urls) as node:
+        wait_for_upstreams(node, 2)
         fleet.play(Script(answer(503, b'{"who":"the upstream"}', b"retry-after: 0")))
         requests = 100
         with ThreadPoolExecutor(8) as pool:
@@ -222,6 +229,7 @@ def test_with_every_upstream_failing_retries_stay_within_the_budget_of_both_proc
 def test_no_budget_means_no_retry():
     flags = (*QUICK, "--io-processes", "1", "--retry-budget-ratio", "0", "--retry-budget-min", "0")
     with Fleet(2) as fleet, running(*flags, "--worker-urls", *fleet.urls) as node:
+        wait_for_upstreams(node, 2)
         fleet.play(Script(answer(503)))
         assert ask(node)[0] == 503
         assert sum(fleet.counts()) == 1
