@@ -10,8 +10,8 @@ A tail's *shape* is the tail with 0 for each digit. Where one tail has its count
 theirs. These places are found by trying: other digits are put in, one number after the other, and what the
 parser then makes of it shows which count moved.
 
-For an answer of 400 bytes, compiled, in thousands of instructions: 15 parsed whole, 6.7 by the tail, NN by
-the shape.
+For an answer of 400 bytes, compiled, in thousands of instructions: 15 parsed whole, 6.7 by the tail, 1.8 by
+the shape of the answer before.
 """
 
 from __future__ import annotations
@@ -193,8 +193,9 @@ def _usage_at(places: list[int], tail: bytes) -> Usage:
     usage = Usage()
     for place in range(0, len(places), 3):
         count = 0
-        for digit in tail[places[place + 1] : places[place + 2]]:  # compiled, half of int(bytes)
-            count = count * 10 + digit - _ZERO
+        # Compiled, by index: to go over a slice costs twice as much, int(bytes) four times.
+        for at in range(places[place + 1], places[place + 2]):
+            count = count * 10 + tail[at] - _ZERO
         usage.set_count(places[place], count)
     return usage
 
