@@ -41,7 +41,7 @@ _STARTS: Final = frozenset(b"{ \t\r\n")
 
 # What usually stands behind that text (below), to the end of the body.
 _MEMBERS_BEHIND: Final = re.compile(
-    rb'(?<!\\)"\s*+(?:,\s*+"[^"\\]{0,64}+"\s*+:\s*+(?:"[^"\\]{0,64}+"|[-+.\w]{1,32}+)\s*+)*\}\s*+\Z'
+    rb'"(?<!\\")\s*+(?:,\s*+"[^"\\]{0,64}+"\s*+:\s*+(?:"[^"\\]{0,64}+"|[-+.\w]{1,32}+)\s*+)*\}\s*+\Z'
 )
 _BEHIND_BYTES: Final = 256
 
@@ -60,12 +60,13 @@ _LOOKED_INTO: Final = frozenset(("conversation", "input", "input_ids", "prompt",
 
 
 class Opening(NamedTuple):
-    """The beginning of a text that stays in its body.
+    """A body that was skimmed, and the beginning of its text.
 
     ``text_bytes``: of all of the text as it is written, so that an escape counts as more than it is in UTF-8,
     and so do members behind the text that are not short.
     """
 
+    members: Members
     text: str
     text_bytes: int
 
@@ -101,20 +102,19 @@ class LongReader:
         if not _may_try(body):
             return None
         try:
-            return self._skim(body)
+            return self._skim(body, _ONE_TEXT.match(body))
         except (ValueError, RuntimeError, MemoryError):
             return None
 
     def open_text(self, body: memoryview | bytes, name: str, size: int) -> Opening | None:
-        """Return the opening of the string that is the member ``name``: at most ``size`` bytes as written.
+        """Skim a body that is short members and then a longer string of this ``name``, and read its opening.
 
-        It holds if ``skim`` takes the body. ``None`` for a body that is anything but some short members and
-        then a longer string of that name.
+        ``size``: bytes of it, as written. ``None`` for any other body, and as for ``skim``.
         """
         if not _may_try(body):
             return None
         head = _ONE_TEXT.match(body)
-        if head is None or str(head[1], "ascii") != name:
+        if head is None or head[1] != name.encode():
             return None
         start = head.end()
         data = bytes(body[start : start + size])
@@ -122,15 +122,13 @@ class LongReader:
         if cut < 0:
             return None
         try:
-            text: str = orjson.loads(b'"%s"' % data[:cut])
-        except orjson.JSONDecodeError:  # the string ends there
+            text: str = orjson.loads(b'"%s"' % data[:cut])  # refused if the string ends there
+            members = self._skim(body, head)
+        except (ValueError, RuntimeError, MemoryError):
             return None
-        tail = bytes(body[-_BEHIND_BYTES:])
-        behind = _MEMBERS_BEHIND.search(tail)
-        return Opening(text, len(body) - start - (0 if behind is None else len(tail) - behind.start()))
+        return None if members is None else Opening(members, text, len(body) - start - _bytes_behind(body))
 
-    def _skim(self, body: memoryview | bytes) -> Members | None:
-        head = _ONE_TEXT.match(body)
+    def _skim(self, body: memoryview | bytes, head: re.Match[bytes] | None) -> Members | None:
         is_bounded = head is None
         if head is not None or _has_few_openings(body):
             document = self._parser.parse(body)
@@ -175,6 +173,13 @@ def open_long_reader() -> LongReader | None:
 
 def _may_try(body: memoryview | bytes) -> bool:
     return len(body) <= MOST_BYTES and body[0] in _STARTS
+
+
+def _bytes_behind(body: memoryview | bytes) -> int:
+    """Return how much of ``body`` stands behind its one text; 0 if that is not short."""
+    tail = bytes(body[-_BEHIND_BYTES:])
+    behind = _MEMBERS_BEHIND.search(tail)
+    return 0 if behind is None else len(tail) - behind.start()
 
 
 def _stand_in(name: str, value: Any) -> Any:

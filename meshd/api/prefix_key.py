@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 import sys
 from array import array
 from collections.abc import Iterable
@@ -11,6 +12,7 @@ from blake3 import blake3
 from xxhash import xxh3_64_intdigest
 
 TOKEN_ID_MAX: Final = 0xFFFF_FFFF
+_U64: Final = struct.Struct("<Q")
 
 
 def pack_token_ids(ids: Iterable[int]) -> bytes:
@@ -38,4 +40,5 @@ def key_position(key: int) -> int:
     """Return where a key lies on the hash ring: blake3 over its 16 lower-case hex digits; 0 for no ids."""
     if not key:
         return 0
-    return int.from_bytes(blake3(b"%016x" % key).digest(length=8), "little")
+    position: int = _U64.unpack(blake3(b"%016x" % key).digest(8))[0]
+    return position

@@ -27,7 +27,7 @@ from meshd.api.view import NEEDS_RANK_FREE, NEEDS_TEXT, NEEDS_TOKENS, RoutingVie
 from meshd.errors import MeshError
 from meshd.prepare.chat_messages import chat_messages
 from meshd.prepare.chat_template import ChatRequest, ChatTemplate, OutputTooLong, TemplateRefusal
-from meshd.prepare.prefix_tokens import WINDOW_BYTES_PER_ID
+from meshd.prepare.prefix_tokens import FIRST_BYTES_PER_ID
 from meshd.prepare.stopwatch import ENCODE, JSON_PARSE, TEMPLATE, VIEW, Stopped, Stopwatch
 from meshd.prepare.tokenize import TokenizerAnswers
 from meshd.prepare.tokenizer import EncodeFailed, LoadedTokenizer
@@ -41,7 +41,7 @@ __all__ = ["NO_TEMPLATE", "Stopped", "ViewBuilder"]
 _CHAT_LIKE: Final = frozenset(("chat", "messages", "count_tokens"))
 _TEXT_MEMBERS: Final = {"completions": "prompt", "generate": "text", "embeddings": "input"}
 """Members that are the text to tokenize, if they are a string."""
-_OPENING_BYTES_PER_ID: Final = 2 * WINDOW_BYTES_PER_ID  # as they are written, with escapes
+_OPENING_BYTES_PER_ID: Final = FIRST_BYTES_PER_ID + 2  # as it is written; decoding more would cost more
 
 
 class ViewBuilder:
@@ -109,10 +109,9 @@ class ViewBuilder:
         if reader is None or name is None or len(body) > self._max_tokenize_bytes:
             return None
         opening = reader.open_text(body, name, _OPENING_BYTES_PER_ID * self._prefix_token_count)
-        members = None if opening is None else reader.skim(body)
-        if members is None:
+        if opening is None:
             return None
-        members = check_request(endpoint, body, members)
+        members = check_request(endpoint, body, opening.members)
         try:
             return self._view_of(endpoint, needs, body, members, opening, should_stop)
         except _OpeningTooShort:

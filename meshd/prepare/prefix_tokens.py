@@ -16,7 +16,7 @@ from meshd.prepare.tokenizer_events import NO_SAFE_CUT, TokenizerEvents
 
 WINDOW_BYTES_PER_ID: Final = 16
 """Of the window that nearly every text has enough ids in."""
-_FIRST_BYTES_PER_ID: Final = 6
+FIRST_BYTES_PER_ID: Final = 6
 """Of a smaller one that is tried before it: of English, which has 5 bytes an id, the other has three times
 as many ids as are asked for, and each is a place or two in a large vocabulary, which is in no cache."""
 _ID_BYTES: Final = 4
@@ -61,7 +61,7 @@ def packed_opening(
     ``text``: all of it, or its beginning; then ``text_bytes`` is how long it is.
     """
     wanted = _ID_BYTES * count
-    window = _FIRST_BYTES_PER_ID * count
+    window = FIRST_BYTES_PER_ID * count
     end = window_end(text, window)
     searched = tokenized = 0
     while end < len(text):
