@@ -263,3 +263,24 @@ def test_a_successor_that_is_not_wanted_ends_and_leaves_the_workers_alone(make_p
 def become_subreaper() -> None:
     """Be what the supervisor is to orphaned workers."""
     assert ctypes.CDLL(None).prctl(36, ctypes.c_ulong(1), 0, 0, 0) == 0
+
+
+def test_a_leader_serves_without_the_fast_engine_and_proves_it_when_the_node_is_ready(
+    make_pool: MakePool,
+) -> None:
+    pytest.importorskip("fastokens")
+    pool = make_pool(workers=1)
+    leader = Started(pool, tokenizer_path=DEMO_TOKENIZER)
+
+    def engine() -> str:
+        return leader.tokenizers.reports()[0].copies[1].engine
+
+    leader.wait_ready()
+    beat = leader.row.heartbeat_ns
+    leader.wait_until(lambda: leader.row.heartbeat_ns - beat > 500_000_000)
+    assert engine() == "tokenizers"
+    assert "fastokens" not in Path(f"/proc/{leader.process.pid}/maps").read_text()
+    pool.board.row(pool.topology.board_supervisor).state = State.READY
+    leader.wait_until(lambda: engine() == "fastokens")
+    code, stderr = leader.end()
+    assert code == 0 and "Traceback" not in stderr
