@@ -45,7 +45,12 @@ class CacheAware:
             return Pick(None, "policy:cache_aware")
         fallback = "" if view.text_bytes else "no_text"
         counts = loads.loads(candidates.numbers)
-        least, most = min(counts), max(counts)
+        least = most = counts[0]
+        for count in counts:
+            if count < least:
+                least = count
+            elif count > most:
+                most = count
         is_imbalanced = most - least > self._balance_abs and most > least * self._balance_rel
         if is_imbalanced:
             reason = "imbalanced"
