@@ -19,13 +19,13 @@ what to write and when the answer has ended.
 from __future__ import annotations
 
 import asyncio
-from mmap import mmap
-from typing import Final, Protocol
+from typing import Final
 
 from meshd.errors import MeshError
 from meshd.io.body import BodyReceiver, Room
 from meshd.io.client_socket import ClientSocket
 from meshd.io.http1 import RequestHead, check_partial_head, find_head_end
+from meshd.io.ports import ActiveExchange, ConnectionServer
 from meshd.strand import Promise
 
 HEAD_READ_BYTES: Final = (
@@ -50,42 +50,6 @@ _LINGER: Final = 5
 _CLOSING: Final = 6
 _CLOSED: Final = 7
 _STATE_NAMES: Final = ("HEAD", "WAIT", "BODY", "BUSY", "DISCARD", "LINGER", "CLOSING", "CLOSED")
-
-
-class ActiveExchange(Protocol):
-    """What a connection needs to know of the exchange that is in progress on it."""
-
-    def client_gone(self, cause: str) -> None: ...
-
-    def client_paused(self) -> None: ...
-
-    def client_resumed(self) -> None: ...
-
-
-class ConnectionServer(Protocol):
-    """What a connection needs of its process."""
-
-    scratch_map: mmap  # a slice of it is a copy, by one step
-    scratch: memoryview  # the same memory
-    head_scratch: memoryview  # its beginning
-    header_timeout_s: float
-    body_timeout_s: float
-    idle_timeout_s: float
-    write_timeout_s: float
-    max_head_bytes: int
-    is_draining: bool
-
-    def now(self) -> float: ...
-
-    def opened(self, connection: DownstreamConnection) -> None: ...
-
-    def closed(self, connection: DownstreamConnection) -> None: ...
-
-    def parse_head(self, raw: bytes) -> RequestHead: ...
-
-    def start_exchange(self, connection: DownstreamConnection, head: RequestHead) -> ActiveExchange: ...
-
-    def refuse(self, connection: DownstreamConnection, error: MeshError, head: bytes) -> bytes: ...
 
 
 class DownstreamConnection(ClientSocket):

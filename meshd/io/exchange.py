@@ -12,15 +12,14 @@ from __future__ import annotations
 
 import asyncio
 import traceback
-from collections.abc import Awaitable, Collection
+from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from meshd.api.endpoints import Endpoint
 from meshd.api.view import RoutingView
 from meshd.errors import MeshError
-from meshd.io.account import Record
 from meshd.io.answers import LocalAnswer
-from meshd.io.attempts import Attempts, Holder, report_answer
+from meshd.io.attempts import Attempts, report_answer
 from meshd.io.controller_relay import (
     CONTROLLER_AUTHORITY,
     CONTROLLER_SECS,
@@ -33,14 +32,13 @@ from meshd.io.fan_out import FanOut, ResourceRequest
 from meshd.io.first_upstream import ask_first_upstream
 from meshd.io.headers import downstream_head
 from meshd.io.http1 import Field, RequestHead, ResponseHead
-from meshd.io.intake import begin_body, wait_for_ticket
+from meshd.io.intake import Intake, wait_for_ticket
 from meshd.io.leg import Leg
 from meshd.io.prepared_answer import PreparedAnswer
 from meshd.io.relay import Relay
 from meshd.io.request_checks import (
     check_endpoint_head,
     check_length_and_expectation,
-    content_length_of,
 )
 from meshd.io.response import downstream_framing, make_relay
 from meshd.io.routes import Route, check_asking, check_reading
@@ -48,36 +46,27 @@ from meshd.strand import Promise
 
 if TYPE_CHECKING:
     from meshd.admission.gate import Ticket
-    from meshd.director import BodyRoom
     from meshd.io.services import Services
     from meshd.prepare.job import Job
 
 
-class Exchange(Holder):
+class Exchange(Intake):
     """One request on one client connection."""
 
     __slots__ = (
         "_closes",
-        "_downstream",
         "_fan_out",
-        "_head",
-        "_io",
         "_is_starting",
         "_job",
         "_prepared",
         "_relay",
-        "_room",
         "_ticket",
     )
 
     def __init__(self, io: Services, downstream: DownstreamConnection, head: RequestHead) -> None:
-        super().__init__(io.loop, Record(downstream.head_started_at))
-        self._io = io
-        self._downstream = downstream
-        self._head = head
+        super().__init__(io, downstream, head)
         self._is_starting = True
         self._ticket: Ticket | None = None
-        self._room: BodyRoom | None = None
         self._job: Job | None = None
         self._prepared: PreparedAnswer | None = None
         self._fan_out: FanOut | None = None
@@ -233,40 +222,6 @@ class Exchange(Holder):
             counted = self._head.facts.counted = io.metrics.requests(label, self._head.method)
         counted.heads.inc()
         record.duration = counted.duration
-
-    async def _receive_body(self, most: int) -> BodyRoom:
-        """Reserve memory for the body, then receive it whole."""
-        arriving = self._begin_body(most)
-        if arriving is not None:
-            await arriving
-            self._note_body(self._io.clock())
-        assert self._room is not None
-        return self._room
-
-    def _begin_body(self, most: int) -> Awaitable[None] | None:
-        """Do so; None if the body is there, else what to wait for before `_note_body`."""
-        length = content_length_of(self._head)
-        self._room = self._io.director.try_reserve(length)
-        return self._wait_for_room(length, most) if self._room is None else self._take_body(self._room, most)
-
-    async def _wait_for_room(self, length: int | None, most: int) -> None:
-        self._room = await self._io.director.reserve(length)
-        arriving = self._take_body(self._room, most)
-        if arriving is not None:
-            await arriving
-
-    def _take_body(self, room: BodyRoom, most: int) -> Promise[None] | None:
-        now = self.record.ticket_at = self._io.clock()
-        arriving = begin_body(self._head, self._downstream, room, most)
-        if arriving is None:
-            self._note_body(now)
-        return arriving
-
-    def _note_body(self, now: float) -> None:
-        record = self.record
-        record.bytes_in = self._downstream.body_received
-        if record.endpoint:  # what routes do with a body is no preparation
-            record.body_at = record.body_at or now
 
     def _note_view(self, endpoint: Endpoint, view: RoutingView) -> None:
         io, record = self._io, self.record

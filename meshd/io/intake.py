@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable
 from typing import TYPE_CHECKING, Final
 
 from meshd.errors import MeshError
+from meshd.io.account import Record
+from meshd.io.attempts import Holder
 from meshd.io.downstream import DownstreamConnection
 from meshd.io.http1 import RequestHead
+from meshd.io.request_checks import content_length_of
 from meshd.strand import Promise
 
 if TYPE_CHECKING:
@@ -49,3 +53,50 @@ def begin_body(
         return downstream.begin_body(room, most)
     room.fill(body)
     return None
+
+
+class Intake(Holder):
+    """A request up to its whole body, which it keeps in its room; the exchange is one."""
+
+    __slots__ = ("_downstream", "_head", "_io", "_room")
+
+    def __init__(self, io: Services, downstream: DownstreamConnection, head: RequestHead) -> None:
+        super().__init__(io.loop, Record(downstream.head_started_at))
+        self._io = io
+        self._downstream = downstream
+        self._head = head
+        self._room: BodyRoom | None = None
+
+    async def _receive_body(self, most: int) -> BodyRoom:
+        """Reserve memory for the body, then receive it whole."""
+        arriving = self._begin_body(most)
+        if arriving is not None:
+            await arriving
+            self._note_body(self._io.clock())
+        assert self._room is not None
+        return self._room
+
+    def _begin_body(self, most: int) -> Awaitable[None] | None:
+        """Do so; None if the body is there, else what to wait for before `_note_body`."""
+        length = content_length_of(self._head)
+        self._room = self._io.director.try_reserve(length)
+        return self._wait_for_room(length, most) if self._room is None else self._take_body(self._room, most)
+
+    async def _wait_for_room(self, length: int | None, most: int) -> None:
+        self._room = await self._io.director.reserve(length)
+        arriving = self._take_body(self._room, most)
+        if arriving is not None:
+            await arriving
+
+    def _take_body(self, room: BodyRoom, most: int) -> Promise[None] | None:
+        now = self.record.ticket_at = self._io.clock()
+        arriving = begin_body(self._head, self._downstream, room, most)
+        if arriving is None:
+            self._note_body(now)
+        return arriving
+
+    def _note_body(self, now: float) -> None:
+        record = self.record
+        record.bytes_in = self._downstream.body_received
+        if record.endpoint:  # what routes do with a body is no preparation
+            record.body_at = record.body_at or now

@@ -20,7 +20,7 @@ _PATH_LOOK_BYTES: Final = 256
 
 
 class Server:
-    """What client connections need of their process (`downstream.ConnectionServer`)."""
+    """What client connections need of their process (`ports.ConnectionServer`)."""
 
     def __init__(self, services: Services, connection_cap: int) -> None:
         settings = services.settings
