@@ -155,9 +155,9 @@ def test_a_worker_is_reserved_from_dispatch_to_answer() -> None:
         node.start_worker(seat)
     assert node.watch.reserved_workers() == 0
     (io, worker), (other_io, _) = node.ends(0), node.ends(1)
-    io.push(1, 0, 0, 0, 0, 0, 0, 0)
+    io.push(1, bytes(24), 0, 0, 0, 0)
     assert node.watch.reserved_workers() == 1
-    other_io.push(2, 0, 0, 0, 0, 0, 0, 0)
+    other_io.push(2, bytes(24), 0, 0, 0, 0)
     assert node.watch.reserved_workers() == 2
     other_io.withdraw(0, 2)  # never claimed: it will not run
     worker.take()
@@ -170,7 +170,7 @@ def test_a_worker_is_reserved_from_dispatch_to_answer() -> None:
 def test_a_dead_worker_is_not_reserved() -> None:
     node = Node()
     node.start_worker(0)
-    node.ends(0)[0].push(1, 0, 0, 0, 0, 0, 0, 0)
+    node.ends(0)[0].push(1, bytes(24), 0, 0, 0, 0)
     node.board.row(node.topology.board_prepare(0)).close()
     assert node.watch.reserved_workers() == 0
 
