@@ -45,6 +45,7 @@ HOT: Final = (
     "prepare/quarantine.py",
     "prepare/ring.py",
     "prepare/run_job.py",
+    "prepare/stage_counts.py",
     "prepare/stopwatch.py",
     "prepare/tokenize.py",
     "prepare/tokenizer_set.py",

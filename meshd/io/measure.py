@@ -307,15 +307,6 @@ class PrepareCounters:
         self.run_seconds = row.buffered_histogram("mesh_prepare_run_seconds").observe
         self.queued = row.gauge("mesh_prepare_queued_jobs").set
         self.dispatched = row.gauge("mesh_prepare_dispatched_jobs").set
-        self._stages = {
-            name: row.buffered_histogram("mesh_prepare_stage_seconds", stage=name)
-            for name in ("json_parse", "view", "template", "encode", "decode")
-        }
-
-    def stage(self, name: str, seconds: list[float]) -> None:
-        histogram = self._stages[name]
-        for value in seconds:
-            histogram.observe(value)
 
     def error(self, reason: str) -> None:
         self._row.counter("mesh_prepare_errors_total", reason=reason).inc()

@@ -189,7 +189,6 @@ class IoProcess:
         self._listener.check()
         self.pool.sweep()
         self.services.ledger.settle()
-        self.prepare.count_stages()
         if self.log.waiting:
             self.log.flush()
         self.metrics.flush()
@@ -218,7 +217,6 @@ class IoProcess:
 
     def _end(self, code: int) -> None:
         self.services.ledger.settle()
-        self.prepare.count_stages()
         self._slab.trim()  # the next owner of this seat may be long in coming
         self.metrics.flush()
         self.log.flush(10_000)

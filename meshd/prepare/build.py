@@ -49,7 +49,8 @@ class ViewBuilder:
 
     ``tokenizers``: ``None`` if the node has none. ``clock``: monotonic nanoseconds.
     ``on_fallback``: told the reason when something slower or coarser was used instead.
-    ``answers``: for the endpoints that are answered here. ``watch`` times all stages, one job at a time.
+    ``answers``: for the endpoints that are answered here. ``watch`` times all stages, one job at a time,
+    until it is stopped.
     """
 
     def __init__(
@@ -90,7 +91,6 @@ class ViewBuilder:
         if view is None:
             members = read_request(endpoint, body, self._long_reader, reads_text=asked != 0)
             view = self._view_of(endpoint, needs, body, members, None, should_stop)
-        watch.stop()
         return view
 
     def _build_by_opening(

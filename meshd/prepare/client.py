@@ -226,11 +226,6 @@ class PrepareClient:
         self._metrics.queued(self._published)
         self._metrics.dispatched(sum(len(lane.unclaimed()) - lane.stacked for lane in self._lanes))
 
-    def count_stages(self) -> None:
-        """Hand the stage times of the jobs that ran since the last call to the metrics."""
-        for name, seconds in self._results.take_seconds():
-            self._metrics.stage(name, seconds)
-
     def close(self) -> None:
         """Take no more jobs, answer those not started ``prepare_pool_closed``; running ones end as ever."""
         self.is_closed = True

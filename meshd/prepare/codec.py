@@ -1,13 +1,11 @@
 """A job's result as bytes in the view area of its slot: a routing view, a whole answer, or a refusal.
 
-    0            8            16           24           32           40
-    ┌────────────┬────────────┬────────────┬────────────┬────────────┐
-    │ json_parse │ view       │ template   │ encode     │ decode     │ stage times, ns, u64 each
-    ├────────────┴─┬──────────┴─┬────────┬─┴──────┬─────┴────────────┘
-    │ key_position │ text_bytes │ name   │ tail   │                      40 … 64
+    0              8            16       20       24
+    ┌──────────────┬────────────┬────────┬────────┐
+    │ key_position │ text_bytes │ name   │ tail   │
     │ u64          │ u64        │ u32    │ u32    │
-    ├────────┬──────┬───────┬───┴────┬───┴────────┤
-    │ check  │ kind │ flags │ pieces │ batch_size │                      64 … 76
+    ├────────┬─────┴┬───────┬───┴────┬───┴────────┤
+    │ check  │ kind │ flags │ pieces │ batch_size │                      24 … 36
     │ u32    │ u8   │ u8    │ u16    │ u32        │
     ├────────┴──────┴───────┴────────┴────────────┤
     │ name bytes: model, or error code            │
@@ -27,8 +25,7 @@ What stands from ``check`` to the end of the name are the *facts* of a view, and
 else. All requests of a client that asks one model for one thing have the same ones, so `Results` knows a view
 by their bytes: decoding one took 16,000 instructions of a compiled build, looking it up takes 1,200. A
 *keyed* view also has its place on the ring or its text, which differ: it is made from one of equal facts. The
-times, which differ too, stay packed until they are counted. The worker likewise keeps the last plain view
-packed, all but its first two words.
+worker likewise keeps the last plain view packed.
 
 An answer, which can be megabytes, is not copied out; one that does not fit is left out, and its record has
 in ``text_bytes`` the length of the view area that it needs.
@@ -37,16 +34,14 @@ in ``text_bytes`` the length of the view area that it needs.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
 from typing import Final
 
 from meshd.api.answer import Answer
 from meshd.api.view import RoutingView
 from meshd.errors import CODES, MeshError
-from meshd.prepare.stopwatch import STAGES, StageTimes
 from meshd.slab import BodySlab
 
-_CHECK: Final = 0x4D565736  # "MVW6": magic and version of this layout in one word
+_CHECK: Final = 0x4D565737  # "MVW7": magic and version of this layout in one word
 _PLAIN: Final = 1
 _KEYED: Final = 2
 _RANKED: Final = 3  # a view with ``rank_free``, whatever else it has
@@ -60,20 +55,16 @@ _ALL_FLAGS: Final = 15
 _U32_MAX: Final = 0xFFFF_FFFF
 _PIECE_BYTES: Final = 16
 
-_TIMES: Final = struct.Struct("<5Q")
-_PLAIN_TIMES: Final = struct.Struct("<2Q")
 _KEYS: Final = struct.Struct("<QQII")
-_HEAD: Final = struct.Struct("<5QQQIIIBBHI")
+_HEAD: Final = struct.Struct("<QQIIIBBHI")
 _FACTS: Final = struct.Struct("<IBBHI")
-TIMES_BYTES: Final = _TIMES.size
-FACTS_AT: Final = TIMES_BYTES + _KEYS.size
+FACTS_AT: Final = _KEYS.size
 HEAD_BYTES: Final = _HEAD.size
 
 _KIND_AT: Final = FACTS_AT + 4
 _COPIED_BYTES: Final = 8192  # the longest record that is copied out as a whole; a view has 5 KiB and a name
 _KEPT_BYTES: Final = 256  # of facts that are kept: the longest names, which strangers choose, are not
 _KEPT_VIEWS: Final = 256
-_NO_TIMES: Final = StageTimes()
 
 
 class ViewTooLarge(Exception):
@@ -90,13 +81,13 @@ class CodecFault(Exception):
 class ViewWriter:
     """Writes the views of one prepare worker; the last plain one stays packed for the next."""
 
-    __slots__ = ("_batch_size", "_flags", "_length", "_model", "_pack", "_rest")
+    __slots__ = ("_batch_size", "_flags", "_length", "_model", "_record")
 
     def __init__(self) -> None:
         self._keep("", 0, 1)
 
-    def write(self, view: RoutingView, times: StageTimes, out: memoryview, at: int, room: int) -> int:
-        """Write ``view`` and its stage times into ``out``, ``room`` bytes from ``at`` on; return its bytes.
+    def write(self, view: RoutingView, out: memoryview, at: int, room: int) -> int:
+        """Write ``view`` into ``out``, ``room`` bytes from ``at`` on, and return the bytes written.
 
         Raises ``ViewTooLarge`` and leaves ``out`` as it was if the view does not fit.
         """
@@ -106,22 +97,20 @@ class ViewWriter:
             | (_HAS_STATE if view.has_state else 0)
             | (_CREATES_STATE if view.creates_state else 0)
         )
-        if view.is_asked or times.template or times.encode or times.decode:
-            return _encode_whole(view, flags, times, out[at : at + room])
+        if view.is_asked:
+            return _encode_whole(view, flags, out[at : at + room])
         if view.model != self._model or flags != self._flags or view.batch_size != self._batch_size:
             self._keep(view.model, flags, view.batch_size)
-        _check_room(self._length, room)
-        self._pack(out, at, times.json_parse, times.view, self._rest)
-        return self._length
+        length = self._length
+        _check_room(length, room)
+        out[at : at + length] = self._record
+        return length
 
     def _keep(self, model: str, flags: int, batch_size: int) -> None:
         record = bytearray(HEAD_BYTES + 4 * len(model))  # a character is four bytes at most
         view = _view_of_flags(model, flags, batch_size)
-        self._length = _encode_whole(view, flags, _NO_TIMES, memoryview(record))
-        self._rest = bytes(record[_PLAIN_TIMES.size : self._length])
-        # "n" costs half of "Q" for what has more than 30 bits.
-        plain = struct.Struct(f"@2n{len(self._rest)}s")
-        self._pack: Callable[[memoryview, int, int, int, bytes], None] = plain.pack_into
+        self._length = _encode_whole(view, flags, memoryview(record))
+        self._record = bytes(record[: self._length])
         self._model = model
         self._flags = flags
         self._batch_size = batch_size
@@ -130,7 +119,7 @@ class ViewWriter:
         return f"ViewWriter(model={self._model!r})"
 
 
-def _encode_whole(view: RoutingView, flags: int, times: StageTimes, out: memoryview) -> int:
+def _encode_whole(view: RoutingView, flags: int, out: memoryview) -> int:
     model = view.model.encode()
     rank_free, block_keys = view.rank_free, view.block_keys
     names_end = keys_at = HEAD_BYTES + len(model)
@@ -147,7 +136,6 @@ def _encode_whole(view: RoutingView, flags: int, times: StageTimes, out: memoryv
     _HEAD.pack_into(
         out,
         0,
-        *times.all(),
         view.key_position,
         view.text_bytes,
         len(model),
@@ -171,19 +159,19 @@ def _check_room(length: int, room: int) -> None:
         raise ViewTooLarge(f"a view of {length} bytes does not fit {room}")
 
 
-def encode_refusal(code: str, message: str, out: memoryview, times: StageTimes = _NO_TIMES) -> int:
+def encode_refusal(code: str, message: str, out: memoryview) -> int:
     """Write a refusal at the start of ``out`` and return the bytes written; a long message is cut."""
     name = code.encode()
     names_end = HEAD_BYTES + len(name)
     text = message.encode(errors="replace")[: len(out) - names_end]
     length = names_end + len(text)
-    _HEAD.pack_into(out, 0, *times.all(), 0, 0, len(name), len(text), _CHECK, _REFUSAL, 0, 0, 0)
+    _HEAD.pack_into(out, 0, 0, 0, len(name), len(text), _CHECK, _REFUSAL, 0, 0, 0)
     out[HEAD_BYTES:names_end] = name
     out[names_end:length] = text
     return length
 
 
-def encode_answer(model: str, body: bytes, times: StageTimes, out: memoryview) -> int:
+def encode_answer(model: str, body: bytes, out: memoryview) -> int:
     """Write the answer ``body``, or how much room it needs, and return the bytes written.
 
     Raises ``ViewTooLarge`` if not even the model's name fits.
@@ -196,7 +184,7 @@ def encode_answer(model: str, body: bytes, times: StageTimes, out: memoryview) -
         if length > len(out):
             raise ViewTooLarge(f"an answer of {needed} bytes does not fit {len(out)}")
     tail = length - names_end
-    _HEAD.pack_into(out, 0, *times.all(), 0, needed, len(name), tail, _CHECK, _ANSWER, 0, 0, 0)
+    _HEAD.pack_into(out, 0, 0, needed, len(name), tail, _CHECK, _ANSWER, 0, 0, 0)
     out[HEAD_BYTES:names_end] = name
     if tail:
         out[names_end:length] = body
@@ -207,20 +195,18 @@ def encode_answer(model: str, body: bytes, times: StageTimes, out: memoryview) -
 
 
 class Results:
-    """Reads the results in the slab of one I/O process, and keeps the stage times that stand in them.
+    """Reads the results in the slab of one I/O process.
 
     A plain view is shared by all requests of equal facts; none is ever changed.
     """
 
-    __slots__ = ("_known", "_last", "_last_facts", "_memory", "_plain", "_timed")
+    __slots__ = ("_known", "_last", "_last_record", "_memory")
 
     def __init__(self, slab: BodySlab) -> None:
         self._memory = slab.memory
         self._known: dict[bytes, RoutingView] = {}
-        self._last_facts = b""
-        self._last: RoutingView | None = None  # of these facts
-        self._plain: list[bytes] = []  # records of views that were known
-        self._timed: list[bytes] = []  # times of all others
+        self._last_record = b""
+        self._last: RoutingView | None = None  # the plain view in this record
 
     def read(self, offset: int, area: memoryview, length: int) -> RoutingView | Answer | MeshError:
         """Return the result in the first ``length`` bytes of ``area``, which lies at ``offset``.
@@ -228,40 +214,35 @@ class Results:
         Nothing returned points into it. Raises ``CodecFault`` for what is no result.
         """
         if length > _COPIED_BYTES or length < HEAD_BYTES:
-            result = decode_result(area[:length])
-            self._timed.append(self._memory[offset : offset + TIMES_BYTES])
-            return result
+            return decode_result(area[:length])
         record: bytes = self._memory[offset : offset + length]
+        view = self._last
+        if view is not None and record == self._last_record:
+            return view
         if record[_KIND_AT] == _KEYED:
             return self._read_keyed(record)
         facts = record[FACTS_AT:]
-        view = self._last
-        if view is None or facts != self._last_facts:
-            view = self._known.get(facts)
+        view = self._known.get(facts)
         if view is not None:
             self._last = view
-            self._last_facts = facts
-            self._plain.append(record)
+            self._last_record = record
             return view
         result = decode_result(memoryview(record))
-        self._timed.append(record[:TIMES_BYTES])
         if record[_KIND_AT] == _PLAIN and isinstance(result, RoutingView):
             self._keep(facts, result)
         return result
 
     def _read_keyed(self, record: bytes) -> RoutingView | Answer | MeshError:
-        keys: tuple[int, int, int, int] = _KEYS.unpack_from(record, TIMES_BYTES)
+        keys: tuple[int, int, int, int] = _KEYS.unpack_from(record, 0)
         key_position, text_bytes, name_bytes, key_bytes = keys
         names_end = HEAD_BYTES + name_bytes
         facts = record[FACTS_AT:names_end]
         known = self._known.get(facts)
-        if known is None or names_end + key_bytes != len(record) or key_bytes % 8:
-            result = decode_result(memoryview(record))
-            if isinstance(result, RoutingView):
-                self._keep(facts, result)
-        else:
-            result = known.with_keys(key_position, text_bytes, record[names_end:])
-        self._timed.append(record[:TIMES_BYTES])
+        if known is not None and names_end + key_bytes == len(record) and key_bytes % 8 == 0:
+            return known.with_keys(key_position, text_bytes, record[names_end:])
+        result = decode_result(memoryview(record))
+        if isinstance(result, RoutingView):
+            self._keep(facts, result)
         return result
 
     def _keep(self, facts: bytes, view: RoutingView) -> None:
@@ -270,26 +251,8 @@ class Results:
                 self._known.clear()  # names come from strangers
             self._known[facts] = view
 
-    def take_seconds(self) -> list[tuple[str, list[float]]]:
-        """Return each stage that ran, with the seconds that it took in jobs read since the last call.
-
-        A stage may come twice, each time with other jobs.
-        """
-        seconds = _seconds(self._plain, _PLAIN_TIMES.size) + _seconds(self._timed, TIMES_BYTES)
-        self._plain.clear()
-        self._timed.clear()
-        return seconds
-
     def __repr__(self) -> str:
         return f"Results({len(self._known)} views known)"
-
-
-def _seconds(records: list[bytes], size: int) -> list[tuple[str, list[float]]]:
-    """Return each stage that ran, and its seconds, from the first ``size`` bytes of each record."""
-    words = memoryview(b"".join([record[:size] for record in records])).cast("Q").tolist()
-    count = size // 8
-    columns = [(STAGES[place], words[place::count]) for place in range(count)]
-    return [(name, [ns * 1e-9 for ns in column if ns]) for name, column in columns if any(column)]
 
 
 def decode_result(data: memoryview) -> RoutingView | Answer | MeshError:
@@ -300,7 +263,7 @@ def decode_result(data: memoryview) -> RoutingView | Answer | MeshError:
     length = len(data)
     if length < HEAD_BYTES:
         raise CodecFault(f"a result of {length} bytes is shorter than its head")
-    keys: tuple[int, int, int, int] = _KEYS.unpack_from(data, TIMES_BYTES)
+    keys: tuple[int, int, int, int] = _KEYS.unpack_from(data, 0)
     key_position, text_bytes, name_bytes, tail_bytes = keys
     facts: tuple[int, int, int, int, int] = _FACTS.unpack_from(data, FACTS_AT)
     check, kind, flags, pieces, batch_size = facts

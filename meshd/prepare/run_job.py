@@ -18,7 +18,8 @@ from meshd.prepare.layout import (
     result_word,
 )
 from meshd.prepare.memory_bound import JobMemory
-from meshd.prepare.stopwatch import StageTimes, Stopped, Stopwatch
+from meshd.prepare.stage_counts import StageCounts
+from meshd.prepare.stopwatch import Stopped, Stopwatch
 from meshd.prepare.tokenize import TokenizerAnswers
 
 
@@ -37,15 +38,19 @@ class Builder(Protocol):
 class JobRunner:
     """Runs the jobs of one prepare worker.
 
-    ``memory``: bounds what a job may allocate; ``None`` for no bound.
+    ``memory``: bounds what a job may allocate; ``None`` for no bound. ``stages``: told what each job spent
+    that came to a view, an answer or a refusal.
     """
 
-    def __init__(self, builder: Builder, memory: JobMemory | None = None) -> None:
+    def __init__(
+        self, builder: Builder, memory: JobMemory | None = None, stages: StageCounts | None = None
+    ) -> None:
         self._build = builder.build  # one look-up less for each job
         self._answers = builder.answers
         self._watch = builder.watch
         self._writer = ViewWriter()
         self._memory = memory
+        self._stages = stages
 
     def run(
         self,
@@ -67,15 +72,21 @@ class JobRunner:
             if endpoint.picks_by == "local":
                 model, answer = self._answers.answer(endpoint, body, should_stop)
                 area = slab[view_offset : view_offset + view_capacity]
-                return result_word(OUTCOME_VIEW, encode_answer(model, answer, self._watch.stop(), area))
-            view = self._build(endpoint, needs_of(job_word), body, should_stop)
-            length = self._writer.write(view, self._watch.times, slab, view_offset, view_capacity)
-            return result_word(OUTCOME_VIEW, length)
+                length = encode_answer(model, answer, area)
+            else:
+                view = self._build(endpoint, needs_of(job_word), body, should_stop)
+                length = self._writer.write(view, slab, view_offset, view_capacity)
+            word = result_word(OUTCOME_VIEW, length)
         except MeshError as error:
-            refusal, times = error, self._watch.stop()
+            area = slab[view_offset : view_offset + view_capacity]
+            word = result_word(OUTCOME_REFUSED, encode_refusal(error.code, error.message, area))
         except ViewTooLarge:
-            refusal, times = MeshError("invalid_request", "The model name is too long."), StageTimes()
+            area = slab[view_offset : view_offset + view_capacity]
+            message = "The model name is too long."
+            word = result_word(OUTCOME_REFUSED, encode_refusal("invalid_request", message, area))
         except Stopped:  # nothing was written
             return result_word(OUTCOME_SKIPPED, 0)
-        area = slab[view_offset : view_offset + view_capacity]
-        return result_word(OUTCOME_REFUSED, encode_refusal(refusal.code, refusal.message, area, times))
+        times = self._watch.stop()
+        if self._stages is not None:
+            self._stages.count(times)
+        return word

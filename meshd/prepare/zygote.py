@@ -213,6 +213,7 @@ class Leader:
         from meshd.prepare.crosscheck import CrossCheck
         from meshd.prepare.memory_bound import JobMemory
         from meshd.prepare.run_job import JobRunner
+        from meshd.prepare.stage_counts import StageCounts
         from meshd.prepare.tokenizer import WorkerTools
         from meshd.prepare.tokenizer_events import CountedEvents
 
@@ -236,10 +237,13 @@ class Leader:
             self._board,
             self._bells[seat],
             self._io_bells,
-            JobRunner(builder, JobMemory(_JOB_BYTES, _BYTES_A_BODY_BYTE, _FREE_BODY_BYTES)).run,
+            JobRunner(
+                builder, JobMemory(_JOB_BYTES, _BYTES_A_BODY_BYTE, _FREE_BODY_BYTES), StageCounts(row)
+            ).run,
             lambda error: log.error("prepare_job_failed", error="".join(traceback.format_exception(error))),
             manifest.supervisor_pid,
             reopen_log=log.reopen,
+            flush_metrics=row.flush,
         )
         worker.run()
 

@@ -162,13 +162,14 @@ class Node:
         )
 
     def settle(self) -> None:
-        """Wait until what I/O processes have counted so far is in the metrics: each has had a whole tick."""
-        rows = [row for row in self.board().rows() if row.role is Role.IO and row.is_alive]
+        """Wait until what has been counted so far is in the metrics: whoever counts has had a whole tick."""
+        counting = (Role.IO, Role.PREPARE)
+        rows = [row for row in self.board().rows() if row.role in counting and row.is_alive]
         for _ in range(2):  # the first beat begins the tick, the second shows that it has ended
             beats = [(row, row.pid, row.heartbeat_ns) for row in rows]
             wait_until(
                 lambda: not any((row.pid, row.heartbeat_ns) == (pid, beat) for row, pid, beat in beats),  # noqa: B023
-                "an I/O process does not tick",
+                "an I/O process or a prepare worker does not tick",
             )
 
     def held(self) -> dict[str, float]:

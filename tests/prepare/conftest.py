@@ -33,7 +33,6 @@ from meshd.prepare.layout import (
     result_word,
 )
 from meshd.prepare.ring import Record, WorkerEnd
-from meshd.prepare.stopwatch import StageTimes
 from meshd.prepare.worker import PrepareWorker
 from meshd.slab import SLAB_KIND, BodySlab
 from tests.fakes.results import encode_view
@@ -60,7 +59,6 @@ class RecordingMetrics:
     dispatched_now: int = -1
     runs: list[float] = field(default_factory=list)
     waits: list[float] = field(default_factory=list)
-    stages: list[str] = field(default_factory=list)
     errors: Counter[str] = field(default_factory=Counter)
     rejections: Counter[str] = field(default_factory=Counter)
 
@@ -78,9 +76,6 @@ class RecordingMetrics:
 
     def run_seconds(self, seconds: float) -> None:
         self.runs.append(seconds)
-
-    def stage(self, name: str, seconds: list[float]) -> None:
-        self.stages += [name] * len(seconds)
 
     def error(self, reason: str) -> None:
         self.errors[reason] += 1
@@ -251,9 +246,7 @@ def play(job_word: int, body: memoryview, view: memoryview, gates: tuple[int, in
         return result_word(OUTCOME_REFUSED, encode_refusal("invalid_request", text, view))
     if kind == "fail":
         return result_word(OUTCOME_FAILED, 0)
-    times = StageTimes(json_parse=1000, encode=2000, view=3000)
-    found = RoutingView(f"{text}@{attempt_of(job_word)}")
-    return result_word(OUTCOME_VIEW, encode_view(found, view, times))
+    return result_word(OUTCOME_VIEW, encode_view(RoutingView(f"{text}@{attempt_of(job_word)}"), view))
 
 
 class Pool:

@@ -32,8 +32,6 @@ def test_jobs_run_in_forked_workers(make_pool: MakePool) -> None:
     jobs = [door.submit(b"ok:%d" % n) for n in range(100)]
     assert door.pump_all(*jobs) == [f"{n}@0" for n in range(100)]
     assert door.metrics.outcomes == 100
-    door.client.count_stages()
-    assert set(door.metrics.stages) == {"json_parse", "encode", "view"}
     door.pump(lambda: door.slab.in_use_bytes == 0)
 
 

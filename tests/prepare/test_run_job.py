@@ -22,7 +22,7 @@ from meshd.prepare.layout import (
 from meshd.prepare.run_job import JobRunner
 from meshd.prepare.stopwatch import Stopped, Stopwatch
 from meshd.prepare.tokenize import TokenizerAnswers
-from tests.fakes.results import seconds_in
+from tests.fakes.stages import CountedStages
 
 CHAT = next(endpoint for endpoint in ENDPOINTS if endpoint.path == "/v1/chat/completions")
 AT = 64  # where the view area lies in the slab
@@ -47,19 +47,18 @@ class FakeBuilder:
 
 
 def run(answer: RoutingView | BaseException, view_bytes: int = 1000) -> tuple[int, Any, dict[str, float]]:
+    """The outcome, the result, and the times that were counted."""
     slab = memoryview(bytearray(AT + view_bytes))
-    runner = JobRunner(FakeBuilder(answer))
+    stages = CountedStages()
+    runner = JobRunner(FakeBuilder(answer), stages=stages.counts)
     word = runner.run(job_word(CHAT.number, 3, 0), memoryview(b"{}"), slab, AT, view_bytes, lambda: False)
     outcome, length = outcome_of(word), view_length_of(word)
-    if not length:
-        return outcome, None, {}
-    record = slab[AT : AT + length]
-    return outcome, decode_result(record), seconds_in(bytes(record))
+    return outcome, decode_result(slab[AT : AT + length]) if length else None, stages.seconds()
 
 
 def test_a_view_a_refusal_and_a_stop_are_told_apart() -> None:
-    outcome, view, _ = run(RoutingView("m"))
-    assert (outcome, view.model) == (OUTCOME_VIEW, "m")
+    outcome, view, times = run(RoutingView("m"))
+    assert (outcome, view.model, times) == (OUTCOME_VIEW, "m", {"json_parse": 5e-9})
     outcome, refusal, times = run(MeshError("invalid_request", "messages is missing"))
     assert outcome == OUTCOME_REFUSED
     assert (refusal.code, refusal.message) == ("invalid_request", "messages is missing")

@@ -33,6 +33,7 @@ class Harness:
         self.ran: list[str] = []
         self.errors: list[BaseException] = []
         self.during: Callable[[str], None] = lambda text: None
+        self.flush_metrics: Callable[[], object] = lambda: None
         self.row = pool.board.row(pool.topology.board_prepare(0))
         self.row.open(Role.PREPARE, 0, os.getpid(), "")
         self.retire_word = pool.layout.retire_word(0)
@@ -107,6 +108,7 @@ class Harness:
             self.supervisor_pid,
             lambda: self.clock(),
             lambda: self.ran.append("log reopened"),
+            lambda: self.flush_metrics(),
         )
         worker.run()
 
@@ -250,12 +252,34 @@ def test_a_worker_reopens_its_log_between_two_jobs_when_it_is_asked(harness: Har
 
     def during(text: str) -> None:
         words[word] += text == "ask"
+        if text == "b":
+            harness.pool.time[0] += 100 * MS
 
     harness.during = during
-    for text in ("a", "ask", "b", "leave"):
+    for text in ("a", "ask", "b", "c", "leave"):
         harness.push(text)
     harness.run()
-    assert harness.ran == ["a", "ask", "log reopened", "b", "leave"]
+    assert harness.ran == ["a", "ask", "b", "log reopened", "c", "leave"]
+
+
+def test_metrics_are_written_ten_times_a_second_under_load_and_when_nothing_comes(harness: Harness) -> None:
+    written: list[int] = []
+    harness.flush_metrics = lambda: written.append(len(harness.ran))
+
+    def during(text: str) -> None:
+        harness.pool.time[0] += 30 * MS
+
+    harness.during = during
+    for number in range(8):
+        harness.push(str(number))
+    harness.push("leave")
+    harness.run()
+    assert written == [0, 4, 8, 9], "before the first job, each 100 ms, and at the end"
+    written.clear()
+    harness.flush_metrics = lambda: (written.append(len(harness.ran)), harness.leave())
+    harness.pool.rings.words[harness.retire_word] = 0
+    harness.run()
+    assert written == [9, 9], "after a while without any job, and at the end"
 
 
 def test_a_worker_leaves_when_the_supervisor_is_gone(make_pool: MakePool) -> None:
