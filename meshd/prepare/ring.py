@@ -150,7 +150,7 @@ class IoEnd:
             self._done = self._words[self._done_word]
             if index == self._done:
                 return False
-        words: Record = _COMPLETION.unpack_from(
+        words: tuple[int, int, int, int] = _COMPLETION.unpack_from(
             self._bytes, self._completions + (index & _MASK) * RECORD_BYTES
         )
         self.sequence, result, self.claimed_ns, self.finished_ns = words
