@@ -45,7 +45,7 @@ RunJob = Callable[[int, memoryview, memoryview, int, int, Callable[[], bool]], i
 ``should_stop``; returns the result word of the completion (layout.py)."""
 
 _POLL_S: Final = 0.05
-_NEWS_AGE_NS: Final = 250_000  # ten jobs that tokenize 1 KiB; told by fives they cost 5 µs more each
+_NEWS_AGE_NS: Final = 250_000  # ten jobs that tokenize 1 KiB; with five a wake-up costs each of them 5 µs more
 _TICK_NS: Final = 100_000_000
 
 

@@ -189,12 +189,12 @@ def test_a_result_is_told_when_its_ring_is_empty_and_others_go_on(harness: Harne
     assert told == [0, 0, 1, 0]
 
 
-def test_a_result_is_told_after_250_us_even_if_its_ring_is_not_empty(harness: Harness) -> None:
+def test_a_result_is_told_after_100_us_even_if_its_ring_is_not_empty(harness: Harness) -> None:
     told = []
 
     def during(text: str) -> None:
         told.append(harness.rung(0))
-        harness.pool.time[0] += 130_000
+        harness.pool.time[0] += 60_000
 
     harness.during = during
     for text in ("a1", "a2", "a3", "leave"):
