@@ -4,7 +4,7 @@ One round takes at most one job from each ring, so a flood from one I/O process 
 by one job. Rounds go on until one finds nothing; then the worker sleeps on its doorbell, 50 ms at most.
 
 Doorbells outwards are coalesced, because each costs a system call and a wake-up: an I/O process is rung when
-its ring has run empty, at the latest 250 µs after a result was ready or before a job over 16 KiB starts.
+its ring has run empty, at the latest 100 µs after a result was ready or before a job over 16 KiB starts.
 Before it sleeps, the worker rings every I/O process that has something waiting, and before a long job those
 whose descriptors it leaves on its rings: another worker may be free for them (dispatch.py).
 
@@ -45,7 +45,7 @@ RunJob = Callable[[int, memoryview, memoryview, int, int, Callable[[], bool]], i
 ``should_stop``; returns the result word of the completion (layout.py)."""
 
 _POLL_S: Final = 0.05
-_NEWS_AGE_NS: Final = 250_000  # ten jobs that tokenize 1 KiB; with five a wake-up costs each of them 5 µs more
+_NEWS_AGE_NS: Final = 100_000
 _TICK_NS: Final = 100_000_000
 
 
