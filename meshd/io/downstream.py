@@ -180,6 +180,7 @@ class DownstreamConnection(ClientSocket):
                 return
         self._head = head
         self._pending = pending[len(head.raw) :]
+        self._scan_from = 0  # a head that came in pieces may be one known from before
         self.deadline = 0.0
         self._state = _WAIT if head.has_body else _BUSY
         self.exchange = self._server.start_exchange(self, head)
@@ -190,7 +191,6 @@ class DownstreamConnection(ClientSocket):
         end = find_head_end(pending, self._scan_from)
         try:
             if end >= 0:
-                self._scan_from = 0
                 return server.parse_head(pending[:end])
             check_partial_head(pending, server.max_head_bytes, max(0, self._scan_from - 1))
         except MeshError as error:

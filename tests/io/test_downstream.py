@@ -289,6 +289,27 @@ def test_head_that_comes_again_is_not_parsed_again_whatever_its_length():
     play(scene)
 
 
+@pytest.mark.parametrize("cut", [1, 60, -1])
+def test_known_head_that_came_in_pieces_leaves_the_next_ones_whole(cut):
+    """How far a head was searched counts for that head alone: shorter ones behind it end sooner."""
+    long = get("/long", "X: " + "y" * 100)
+
+    def scene() -> None:
+        it = Scene()
+        it.receive(long)
+        it.answer()
+        it.receive(long[:cut], long[cut:])
+        assert it.parsed == 1
+        it.answer()
+        it.receive(get("/a") + get("/b") + get("/c"))
+        it.answer()
+        it.answer()
+        it.answer()
+        assert it.paths == ["/long", "/long", "/a", "/b", "/c"] and it.connection.is_idle
+
+    play(scene)
+
+
 def test_long_head_is_not_kept_for_the_next_one():
     def scene() -> None:
         it = Scene()
