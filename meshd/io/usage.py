@@ -27,7 +27,8 @@ _ZERO: Final = 0x30
 _TO_SHAPE: Final = bytes(_ZERO if byte in b"0123456789" else byte for byte in range(256))
 _NUMBER: Final = re.compile(rb"\d+")
 _MAX_TAIL_BYTES: Final = 512  # an object that stands before a long text has no tail that comes again
-_MAX_DIGITS: Final = 18  # longer ones may be no integers to the parser
+_MAX_DIGITS: Final = 9
+_TOO_MANY: Final = 10**_MAX_DIGITS  # are no count: an upstream that lies must not overflow a metric's word
 _KEPT_SHAPES: Final = 256
 
 
@@ -82,10 +83,11 @@ class Usage:
         if came_out >= 0:
             self._output = came_out
         if is_messages:
-            written, read = usage.get("cache_creation_input_tokens"), usage.get("cache_read_input_tokens")
-            if type(written) is int and written >= 0:
+            written = _count(usage.get("cache_creation_input_tokens"))
+            read = _count(usage.get("cache_read_input_tokens"))
+            if written >= 0:
                 self._cache_written = written
-            if type(read) is int and read >= 0:
+            if read >= 0:
                 self._cache_read = read
         return came_in >= 0 or came_out >= 0
 
@@ -213,5 +215,9 @@ def _number(usage: dict[str, Any], name: str, other: str) -> int:
     value = usage.get(name)
     if value is None:
         value = usage.get(other)
+    return _count(value)
+
+
+def _count(value: object) -> int:
     # an exact type: a JSON boolean is no number
-    return value if type(value) is int and value >= 0 else -1
+    return value if type(value) is int and 0 <= value < _TOO_MANY else -1

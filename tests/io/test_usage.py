@@ -109,6 +109,21 @@ def test_usage_by_its_shape_is_what_parsing_the_whole_body_tells(body, is_messag
             assert (found.is_known, repr(found)) == (expected.is_known, repr(expected)), text
 
 
+@pytest.mark.parametrize("is_messages", [False, True])
+@pytest.mark.parametrize("number", [10**9, 2**63, 2**64 - 1, 10**30])
+def test_number_beyond_any_context_is_no_count(number, is_messages):
+    """It would not fit into the word of a counter, and end the process that counts."""
+    reader = UsageReader(is_messages)
+    names = ("input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens")
+    body = json.dumps({"usage": {**dict.fromkeys(names, number), "output_tokens": 3}})
+    for _ in range(4):  # parsed, learned, by its shape
+        assert repr(reader.read(body.encode())) == "Usage(in=0 out=3)"
+    largest = body.replace(str(number), "999999999")
+    for _ in range(4):
+        expected = 999999999 * (3 if is_messages else 1)
+        assert repr(reader.read(largest.encode())) == f"Usage(in={expected} out=3)"
+
+
 def answer(prompt: int, output: int, end: str = "}}") -> bytes:
     text = '{"id":"c-%d","choices":[{"text":"x"}],"usage":{"prompt_tokens":%d,"completion_tokens":%d%s'
     return (text % (prompt * 7, prompt, output, end)).encode()
