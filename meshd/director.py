@@ -54,10 +54,12 @@ class BodyRoom:
         return self.slot.body
 
     def fill(self, body: bytes) -> None:
-        """Store a whole body. A small one is kept as it is, too: that costs less than to read it again."""
+        """Store a whole body, instead of the one before.
+
+        A small one is kept as it is, too: that costs less than to read it again.
+        """
         self.slot.fill(body)
-        if len(body) <= KEPT_BYTES:
-            self._kept = body
+        self._kept = body if len(body) <= KEPT_BYTES else b""
 
     def content(self, body_bytes: int) -> bytes | memoryview:
         """Return the whole body, of so many bytes, which this room keeps until `release`."""

@@ -65,7 +65,7 @@ def read_question(io: Services, room: BodyRoom, length: int) -> Question:
     check_endpoint_head(endpoint, head, io.max_body_bytes)
     if len(body) > len(room.body) and not room.grow(len(body)):
         raise MeshError("buffer_budget_exhausted", "No memory is free for this request body.")
-    room.body[: len(body)] = body
+    room.fill(body)
     return Question(endpoint, head, len(body))
 
 

@@ -29,6 +29,9 @@ class Room:
         self.body = memoryview(bytearray(self.body).ljust(body_bytes))
         return True
 
+    def fill(self, body: bytes) -> None:
+        self.body[: len(body)] = body
+
 
 def ask(question: Any, most: int = 1 << 20) -> tuple[Question, bytes]:
     """Read a question; return it and the body left in the room."""
