@@ -324,6 +324,7 @@ class Children:
                 dead.append(child)
             else:
                 os.close(of_nursery)
+                child.is_condemned = False  # it was the nursery that was killed
         return dead
 
     def _bury(self, child: Child, is_ending: bool) -> None:

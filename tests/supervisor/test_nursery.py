@@ -116,6 +116,14 @@ def test_a_nursery_that_cannot_import_is_a_failed_boot_of_each_and_nobody_waits_
     assert len(litter.pids()) == COUNT, "each is tried alone"
 
 
+def test_a_child_that_is_born_of_a_nursery_condemned_for_its_silence_can_be_condemned_again(bear):
+    litter = bear()
+    for child in litter.all:
+        child.is_condemned = True
+    litter.wait_until(lambda: all(child.is_loaded for child in litter.all))
+    assert not any(child.is_condemned for child in litter.all)
+
+
 def test_children_can_be_killed_before_they_are_born(bear):
     litter = bear()
     litter.children.kill(Role.IO)
