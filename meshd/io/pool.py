@@ -103,9 +103,11 @@ class UpstreamPool:
     def try_idle(self, address: Address, now: float = 0.0, turn: int = 0) -> UpstreamConnection | None:
         """Return a usable idle connection, or None. ``now``: the time, of a caller who has just looked.
 
-        A usable one shows neither data nor an end. The loop has looked at its descriptor if a later ``turn``
-        of it has begun since `release`; else the kernel is asked, which is a system call. What comes within
-        the present turn is seen by neither, and an end of that kind is what replaces a connection (leg.py).
+        A usable one shows neither data nor an end. Of one that came back in this ``turn`` of the loop the
+        kernel is asked, which is a system call; later the loop looks at its descriptor itself. What comes
+        between `release` and the loop's next look, a turn later at most, is seen by neither: an end then
+        replaces the connection (leg.py), and what was sent unasked passes for the response, as it does
+        whenever it comes behind our look.
         """
         stack = self._idle.get(address.key)
         fresh_after = (now or self._clock()) - self._idle_timeout_s
