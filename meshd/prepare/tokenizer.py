@@ -321,11 +321,22 @@ def _load_reference(file: Path) -> tokenizers.Tokenizer:
 
 
 def _load_unproved(file: Path, load_fast: LoadFast | None) -> Unproved:
-    reference = _load_reference(file)
     try:
-        return Unproved(file_digest(file), reference, load_fast=load_fast)
+        version = _version_of(file)
+        reference = _load_reference(file)
+        digest = file_digest(file)
+        is_same = _version_of(file) == version
     except OSError as error:
         raise LoadFailed(f"{file} cannot be read: {error.strerror}") from error
+    if not is_same:  # the digest, and proofs that are known by it, would be another tokenizer's
+        raise LoadFailed(f"{file} has changed while it was loaded")
+    return Unproved(digest, reference, load_fast=load_fast)
+
+
+def _version_of(file: Path) -> tuple[int, int, int]:
+    """Return what differs once the file has been written or replaced; does not read it."""
+    status = file.stat()
+    return status.st_ino, status.st_size, status.st_mtime_ns
 
 
 def _load_fast_if_same(file: Path, digest: str) -> tuple[Encode | None, str]:

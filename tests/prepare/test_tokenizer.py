@@ -366,6 +366,21 @@ def test_a_tokenizer_that_vanishes_while_it_is_loaded_fails_the_load(model, monk
         load_tokenizer(str(model), "tokenizers")
 
 
+def test_a_tokenizer_that_changes_while_it_is_loaded_fails_the_load(model, monkeypatch):
+    inner = module._load_reference
+
+    def load(file: Path):
+        reference = inner(file)
+        rewrite(model, padding=None)
+        return reference
+
+    monkeypatch.setattr(module, "_load_reference", load)
+    with pytest.raises(LoadFailed, match="has changed while it was loaded"):
+        load_tokenizer(str(model), "tokenizers", may_defer=True)
+    monkeypatch.undo()
+    assert load_tokenizer(str(model), "tokenizers", may_defer=True).unproved is not None
+
+
 def test_a_fast_engine_that_is_not_waited_for_comes_from_the_same_bytes_or_not_at_all(model, monkeypatch):
     loads = []
 
