@@ -125,7 +125,7 @@ class Leader:
         """Do what the board of tokenizers says, with the workers looked after meanwhile."""
         if self._group.is_over:
             return
-        # It may load a fast engine, a second in one call that no timer could interrupt: the group waits for it.
+        # It may load a fast engine: a second in one call, which no timer interrupts, so the group waits.
         has_changed = self._copies.take_proofs()
         if self._copies.is_behind:
             with self._looking_after_workers():
