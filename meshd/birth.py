@@ -5,8 +5,9 @@ each process. The collector is off meanwhile, which saves a tenth: nothing of a 
 
 ``MODULE --births-fd P N N …`` is a *nursery*: it imports once for several children of a kind, forks one for
 each manifest, writes their process ids to ``P``, a line each, and ends. So they become children of the
-supervisor, which is its subreaper; each waits for that, because it wants to die with its parent. At that time
-there is no thread, event loop or socket that two of them could share, and each closes what is the others'.
+supervisor, which is its subreaper; each waits for that, because it wants to die with its parent. One that is
+not told of by then, since the nursery was killed, ends: its seat is given to another. At that time there is
+no thread, event loop or socket that two of them could share, and each closes what is the others'.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import sys
 import time
 from collections.abc import Sequence
 from importlib import import_module
+from mmap import mmap
 from typing import Final
 
 from meshd.control.manifest import Manifest
@@ -43,15 +45,19 @@ def _fork_each(births_fd: int, manifest_fds: Sequence[int]) -> int:
     """Return in each child, with the descriptor of its manifest; the nursery itself ends here."""
     theirs = {fd: {fd, *Manifest.from_memfd(fd).fds.values()} for fd in manifest_fds}
     nursery = os.getpid()
-    for manifest_fd in manifest_fds:
+    told = mmap(-1, len(manifest_fds))  # shared: a byte for each child whose line has been written
+    for number, manifest_fd in enumerate(manifest_fds):
         pid = os.fork()
         if pid == 0:
             for foreign in {births_fd}.union(*theirs.values()) - theirs[manifest_fd]:
                 os.close(foreign)
             while os.getppid() == nursery:
                 time.sleep(_ADOPTION_S)
+            if not told[number]:
+                os._exit(1)
             return manifest_fd
         os.write(births_fd, f"{pid}\n".encode())
+        told[number] = 1
     os._exit(0)
 
 

@@ -7,6 +7,7 @@ import select
 import signal
 import time
 from collections.abc import Callable, Iterator
+from glob import glob
 from pathlib import Path
 
 import pytest
@@ -114,6 +115,19 @@ def test_a_nursery_that_cannot_import_is_a_failed_boot_of_each_and_nobody_waits_
     assert all(litter.board.row(child.spec.seat).state is State.GONE for child in litter.all)
     litter.children.start_due(lambda child: True)
     assert len(litter.pids()) == COUNT, "each is tried alone"
+
+
+def test_a_child_that_its_nursery_could_not_tell_of_ends_before_it_begins(bear):
+    """Its seat is somebody else's by then."""
+    litter = bear("tests.supervisor.untold")
+    litter.wait_until(lambda: not litter.children.living)
+    assert [child.failed_boots for child in litter.all] == [1] * COUNT
+    litter.wait_until(lambda: not any(Path(path).read_text() for path in own_children()))
+    assert not litter.record.exists() or not litter.record.read_text()
+
+
+def own_children() -> list[str]:
+    return glob(f"/proc/{os.getpid()}/task/*/children")
 
 
 def test_a_child_that_is_born_of_a_nursery_condemned_for_its_silence_can_be_condemned_again(bear):
