@@ -142,7 +142,6 @@ class Director:
         self.retry_rules = retry_rules
         self._uniform = uniform
         self._is_flush_due = False
-        self.turns = 0  # of the loop, by when this process has much to do; it looks at descriptors in between
 
     # -------------------------------------------------------------------------------------- entering
 
@@ -243,7 +242,6 @@ class Director:
     def _flush(self) -> None:
         """Ring the doorbells of this tick: one wake-up for all the jobs it submitted."""
         self._is_flush_due = False
-        self.turns += 1
         self._prepare.flush_doorbells()
 
     # --------------------------------------------------------------------------------------- placing

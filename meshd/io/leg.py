@@ -100,8 +100,7 @@ class Leg(Promise[ResponseHead]):
         self._method = method
         self._request = request
         self._body = body
-        io = self._io
-        connection = None if needs_fresh else io.pool.try_idle(address, now, io.director.turns)
+        connection = None if needs_fresh else self._io.pool.try_idle(address, now)
         if connection is None:
             self._begin_fresh()
         else:
@@ -180,7 +179,7 @@ class Leg(Promise[ResponseHead]):
         if self._connecting is not None:
             self.close()
         elif self.connection is not None:
-            self._io.pool.release(self.connection, self._io.director.turns)
+            self._io.pool.release(self.connection)
 
     def cut_off(self, cause: str) -> None:
         """Fail as if the upstream had closed the connection, but without another try there."""

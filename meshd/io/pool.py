@@ -100,21 +100,13 @@ class UpstreamPool:
             target = self._targets[upstream.base_url] = (address_of(upstream), authority_of(upstream))
         return target
 
-    def try_idle(self, address: Address, now: float = 0.0, turn: int = 0) -> UpstreamConnection | None:
-        """Return a usable idle connection, or None. ``now``: the time, of a caller who has just looked.
-
-        A usable one shows neither data nor an end. Of one that came back in this ``turn`` of the loop the
-        kernel is asked, which is a system call; later the loop looks at its descriptor itself. What comes
-        between `release` and the loop's next look, a turn later at most, is seen by neither: an end then
-        replaces the connection (leg.py), and what was sent unasked passes for the response, as it does
-        whenever it comes behind our look.
-        """
+    def try_idle(self, address: Address, now: float = 0.0) -> UpstreamConnection | None:
+        """Return a usable idle connection, or None. ``now``: the time, of a caller who has just looked."""
         stack = self._idle.get(address.key)
         fresh_after = (now or self._clock()) - self._idle_timeout_s
         while stack:
             connection = stack.pop()
-            is_alive = not connection.is_closed and connection.last_byte_at > fresh_after
-            if is_alive and (connection.released_in != turn or connection.is_quiet()):
+            if not connection.is_closed and connection.last_byte_at > fresh_after and connection.is_quiet():
                 return connection
             connection.close()
         return None
@@ -188,8 +180,8 @@ class UpstreamPool:
             raise
         return connection
 
-    def release(self, connection: UpstreamConnection, turn: int = 0) -> None:
-        """Take back a connection whose exchange has ended; ``turn``: as for `try_idle`."""
+    def release(self, connection: UpstreamConnection) -> None:
+        """Take back a connection whose exchange has ended."""
         stack = self._idle.setdefault(connection.key, [])
         most = MAX_IDLE_LOCAL if connection.is_local else MAX_IDLE_PER_ORIGIN
         if not connection.is_reusable or self._idle_timeout_s <= 0 or len(stack) >= most:
@@ -201,7 +193,6 @@ class UpstreamPool:
         connection.resume_reading()  # an idle connection is watched for its end
         connection.is_busy = False
         connection.served += 1
-        connection.released_in = turn
         stack.append(connection)
 
     def busy(self) -> list[UpstreamConnection]:

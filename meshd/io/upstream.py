@@ -98,7 +98,6 @@ class UpstreamConnection(asyncio.Protocol):
         "key",
         "last_byte_at",
         "name",
-        "released_in",
         "remote",
         "served",
         "transport",
@@ -125,7 +124,6 @@ class UpstreamConnection(asyncio.Protocol):
         self.name = ""  # that was looked up for it, and the address that was connected to
         self.remote = ""
         self.served = 0
-        self.released_in = 0  # the turn of the loop, while idle
         self._poll: select.poll | None = None
         self.last_byte_at = 0.0
         self._is_write_paused = False

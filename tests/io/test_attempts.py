@@ -88,7 +88,6 @@ class Scene:
         self.retry_rules = rules
         self.director = self.budget = self
         self.needs_session = False
-        self.turns = 0
         self.tracing = None
         note = self.note
         self.metrics = SimpleNamespace(

@@ -75,7 +75,6 @@ class Scene:
         self.io: Any = SimpleNamespace(
             pool=self.pool,
             tracing=None,
-            director=SimpleNamespace(turns=0),
             clock=asyncio.get_running_loop().time,
             first_byte_timeout_s=first_byte_timeout_secs,
             settings=SimpleNamespace(upstream_connect_timeout_secs=5.0),

@@ -240,47 +240,6 @@ def test_idle_connection_is_not_used_when_the_kernel_knows_more_of_it_than_the_l
     play(run)
 
 
-@pytest.mark.parametrize("what", [b"HTTP/1.1 408 Request Timeout\r\n\r\n", b""])
-def test_what_came_before_a_turn_of_the_loop_is_known_without_asking_the_kernel(what):
-    async def run() -> None:
-        with socket.create_server(("127.0.0.1", 0)) as listener:
-            async with scene() as it:
-                it.address = Address("x", *listener.getsockname())
-                connection = await it.pool.connect(it.address)
-                peer, _ = listener.accept()
-                with peer:
-                    peer.sendall(OK)
-                    await it.exchange(connection)
-                    it.pool.release(connection, turn=7)
-                    assert it.pool.try_idle(it.address, turn=8) is connection
-                    it.pool.release(connection, turn=8)
-                    if what:
-                        peer.sendall(what)
-                    else:
-                        peer.shutdown(socket.SHUT_WR)
-                    await until(lambda: connection.is_closed)  # the loop has looked
-                    assert it.pool.try_idle(it.address, turn=9) is None and it.open == 0
-
-    play(run)
-
-
-def test_kernel_is_not_asked_when_a_turn_of_the_loop_has_begun_since():
-    async def run() -> None:
-        with socket.create_server(("127.0.0.1", 0)) as listener:
-            async with scene() as it:
-                it.address = Address("x", *listener.getsockname())
-                connection = await it.pool.connect(it.address)
-                peer, _ = listener.accept()
-                with peer:
-                    peer.sendall(OK)
-                    await it.exchange(connection)
-                    it.pool.release(connection, turn=7)
-                    peer.shutdown(socket.SHUT_WR)  # and no turn of the loop, whatever its number says
-                    assert it.pool.try_idle(it.address, turn=8) is connection
-
-    play(run)
-
-
 def test_zero_idle_time_never_reuses():
     async def run() -> None:
         async with scene() as it:
