@@ -39,9 +39,9 @@ class Scene:
             first_byte_timeout_s=0.0,
             metrics=SimpleNamespace(reuse_retries=SimpleNamespace(inc=self._count)),
             pool=SimpleNamespace(
-                try_idle=lambda address, now, turn: self.idle.pop() if self.idle else None,
+                try_idle=lambda address, now: self.idle.pop() if self.idle else None,
                 connect=self._connect,
-                release=lambda connection, turn: self.released.append(connection),
+                release=self.released.append,
             ),
             settings=SimpleNamespace(upstream_connect_timeout_secs=5.0),
         )
