@@ -35,7 +35,6 @@ class Scene:
         self.replaced = 0
         self.io: Any = SimpleNamespace(
             clock=self.clock,
-            director=SimpleNamespace(turns=0),
             first_byte_timeout_s=0.0,
             metrics=SimpleNamespace(reuse_retries=SimpleNamespace(inc=self._count)),
             pool=SimpleNamespace(
