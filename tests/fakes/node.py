@@ -14,21 +14,26 @@ import sys
 import threading
 import time
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from prometheus_client.parser import text_string_to_metric_families
 
 from meshd.control import BOARD_KIND, ProcessBoard, Role
+from meshd.memory import Segment
+from meshd.routing.registry import RegistryBoard
+from meshd.routing.upstream import is_available
 from meshd.supervisor.ps import processes_of
 from tests.fakes.offspring import end_with_tests
 
+Attached = TypeVar("Attached")
 Series = tuple[str, tuple[tuple[str, str], ...]]
 
 START_SECS = 120.0  # a second or two; much more where others run at the same time
+UPSTREAM_SECS = 0.5
 HELD = (
     "mesh_worker_requests_active",
     "mesh_admission_held",
@@ -77,6 +82,15 @@ class Node:
         self.host, self.port = "127.0.0.1", int(urlsplit(self.url).port or 0)
         if is_settled and any(line.get("event") == "tokenizer_loaded" for line in list(self.lines)):
             self.wait_until_proved()
+        if count := _values_of("--worker-urls", flags):
+            self._await_upstreams(count)
+
+    def _await_upstreams(self, count: int) -> None:
+        """Give the upstreams a moment to be taken in: who asks sooner finds none. Dead ones never are."""
+        registry = RegistryBoard(self._attach("registry", lambda fd: Segment.attach(fd, "registry")))
+        deadline = time.monotonic() + UPSTREAM_SECS
+        while sum(map(is_available, registry.read().upstreams)) < count and time.monotonic() < deadline:
+            time.sleep(0.01)
 
     def _read(self) -> None:
         assert self.process.stderr is not None
@@ -112,14 +126,17 @@ class Node:
 
     def board(self) -> ProcessBoard:
         """Attach to the board itself: what it says is what is so at this moment. For reading."""
+        return self._attach(BOARD_KIND, ProcessBoard.attach)
+
+    def _attach(self, kind: str, attach: Callable[[int], Attached]) -> Attached:
         for link in Path(f"/proc/{self.process.pid}/fd").iterdir():
-            if os.readlink(link).startswith(f"/memfd:meshd:{BOARD_KIND} "):
+            if os.readlink(link).startswith(f"/memfd:meshd:{kind} "):
                 fd = os.open(link, os.O_RDWR)
                 try:
-                    return ProcessBoard.attach(fd)
+                    return attach(fd)
                 finally:
                     os.close(fd)
-        raise AssertionError("the supervisor holds no board")
+        raise AssertionError(f"the supervisor holds no {kind}")
 
     def descendants(self) -> set[int]:
         """Return the pids of all living processes below the supervisor."""
@@ -280,6 +297,14 @@ def wait_until(condition: Any, what: str, timeout: float = 30.0) -> None:
     while not condition():
         assert time.monotonic() < deadline, what
         time.sleep(0.01)
+
+
+def _values_of(flag: str, flags: Sequence[str]) -> int:
+    """How many values follow a flag."""
+    if flag not in flags:
+        return 0
+    values = flags[flags.index(flag) + 1 :]
+    return next((count for count, value in enumerate(values) if value.startswith("--")), len(values))
 
 
 def _parse_series(line: str) -> Series:

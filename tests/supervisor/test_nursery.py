@@ -119,15 +119,17 @@ def test_a_nursery_that_cannot_import_is_a_failed_boot_of_each_and_nobody_waits_
 
 def test_a_child_that_its_nursery_could_not_tell_of_ends_before_it_begins(bear):
     """Its seat is somebody else's by then."""
+    before = own_children()  # that other tests have left
     litter = bear("tests.supervisor.untold")
     litter.wait_until(lambda: not litter.children.living)
     assert [child.failed_boots for child in litter.all] == [1] * COUNT
-    litter.wait_until(lambda: not any(Path(path).read_text() for path in own_children()))
+    litter.wait_until(lambda: own_children() <= before)
     assert not litter.record.exists() or not litter.record.read_text()
 
 
-def own_children() -> list[str]:
-    return glob(f"/proc/{os.getpid()}/task/*/children")
+def own_children() -> set[str]:
+    paths = glob(f"/proc/{os.getpid()}/task/*/children")
+    return {pid for path in paths for pid in Path(path).read_text().split()}
 
 
 def test_a_child_that_is_born_of_a_nursery_condemned_for_its_silence_can_be_condemned_again(bear):
