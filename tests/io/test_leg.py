@@ -62,6 +62,12 @@ class Scene:
     def transport(self, number: int) -> Any:
         return self.opened[number].transport
 
+    async def begin(self) -> asyncio.Task[Any]:
+        """Ask, and let happen what happens by itself."""
+        asking = self.ask()
+        await turns()
+        return asking
+
     def ask(self, needs_fresh: bool = False) -> asyncio.Task[Any]:
         async def wait() -> Any:
             return await self.leg.ask(ADDRESS, "POST", b"head", [b"body"], needs_fresh)
@@ -85,8 +91,7 @@ def play(story: Callable[[], Coroutine[Any, Any, None]]) -> None:
 def test_idle_connection_is_asked_at_once():
     async def story() -> None:
         it = Scene(has_idle=True)
-        asking = it.ask()
-        await turns()
+        asking = await it.begin()
         assert it.leg.is_reused and bytes(it.transport(0).sent) == b"headbody"
         it.transport(0).receive(OK)
         assert (await asking).status == 200 and it.leg.response is await asking
@@ -97,8 +102,7 @@ def test_idle_connection_is_asked_at_once():
 def test_reused_connection_that_dies_before_any_byte_is_replaced_and_nobody_notices():
     async def story() -> None:
         it = Scene(has_idle=True)
-        asking = it.ask()
-        await turns()
+        asking = await it.begin()
         it.opened[0].eof_received()
         await it.let_connect()
         assert not asking.done() and it.replaced == 1 and not it.leg.is_reused
@@ -116,8 +120,7 @@ def test_connection_that_dies_otherwise_is_a_failure(has_idle, bytes_before):
     async def story() -> None:
         it = Scene(has_idle)
         it.connected.set_result(None)
-        asking = it.ask()
-        await turns()
+        asking = await it.begin()
         it.transport(0).receive(bytes_before)
         it.opened[0].eof_received()
         with pytest.raises(UpstreamFailure) as caught:
@@ -130,8 +133,7 @@ def test_connection_that_dies_otherwise_is_a_failure(has_idle, bytes_before):
 def test_replacement_that_dies_too_is_a_failure():
     async def story() -> None:
         it = Scene(has_idle=True)
-        asking = it.ask()
-        await turns()
+        asking = await it.begin()
         it.opened[0].eof_received()
         await it.let_connect()
         it.opened[1].eof_received()
@@ -146,8 +148,7 @@ def test_replacement_that_dies_too_is_a_failure():
 def test_leg_that_is_given_up_while_it_connects_connects_no_more(how):
     async def story() -> None:
         it = Scene()
-        asking = it.ask()
-        await turns()
+        asking = await it.begin()
         getattr(it.leg, how)()
         with pytest.raises(asyncio.CancelledError):
             await asking
@@ -160,8 +161,7 @@ def test_leg_that_is_given_up_while_it_connects_connects_no_more(how):
 def test_connection_that_comes_after_its_leg_was_given_up_is_closed():
     async def story() -> None:
         it = Scene()
-        asking = it.ask()
-        await turns()
+        asking = await it.begin()
         it.connected.set_result(None)
         for _ in range(20):
             if it.leg.connection is not None:
@@ -177,8 +177,7 @@ def test_connection_that_comes_after_its_leg_was_given_up_is_closed():
 def test_leg_that_is_cut_off_while_it_connects_is_not_sent():
     async def story() -> None:
         it = Scene()
-        asking = it.ask()
-        await turns()
+        asking = await it.begin()
         it.leg.cut_off("removed")
         await it.let_connect()
         with pytest.raises(UpstreamFailure) as caught:
@@ -191,8 +190,7 @@ def test_leg_that_is_cut_off_while_it_connects_is_not_sent():
 def test_leg_that_is_cut_off_is_not_replaced():
     async def story() -> None:
         it = Scene(has_idle=True)
-        asking = it.ask()
-        await turns()
+        asking = await it.begin()
         it.leg.cut_off("removed")
         with pytest.raises(UpstreamFailure):
             await asking
@@ -204,8 +202,7 @@ def test_leg_that_is_cut_off_is_not_replaced():
 def test_fault_of_a_connect_reaches_who_waits():
     async def story() -> None:
         it = Scene()
-        asking = it.ask()
-        await turns()
+        asking = await it.begin()
         it.connected.set_exception(ZeroDivisionError("a bug"))
         with pytest.raises(ZeroDivisionError):
             await asking
@@ -216,8 +213,7 @@ def test_fault_of_a_connect_reaches_who_waits():
 def test_idle_connection_holds_nothing_of_the_leg_that_used_it():
     async def story() -> None:
         it = Scene(has_idle=True)
-        asking = it.ask()
-        await turns()
+        asking = await it.begin()
         it.transport(0).receive(OK)
         await asking
         it.leg.release()
