@@ -34,7 +34,7 @@ QUICK_COUNTS: Final = ((1, 1), (2, 2))
 QUICK_SIZES: Final = (1 << 10, 16 << 10)
 POLICIES: Final = ("round_robin", "prefix_hash")
 CLIENTS: Final = 16  # of each I/O process
-CLIENTS_APART: Final = 64  # of one of each with a core each: with 16 each was at work for half to 3/4 of the time
+CLIENTS_APART: Final = 64  # of one I/O process and one worker, a core each: 16 fill neither
 APART: Final = "apart"
 
 
